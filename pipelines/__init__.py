@@ -1,0 +1,1 @@
+"""Pipelines that put Hotplate to work; they import `hotplate`, and it never imports them."""

@@ -1,0 +1,106 @@
+"""The seams between the rooms, and the words that have one meaning everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from hotplate.codec import Layout
+from hotplate.keys import Key, ViewIdentity
+
+__all__ = ["ABSENT", "MISS", "Freshness", "LoadRequest", "Source", "Tier", "View"]
+
+
+class _Word(Enum):
+    MISS = "MISS"
+    ABSENT = "ABSENT"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+MISS: Final = _Word.MISS
+"""Not in the cache."""
+
+ABSENT: Final = _Word.ABSENT
+"""Known not to exist at the source."""
+
+
+class Tier(Enum):
+    """Where an answer came from."""
+
+    MEMORY = "memory"
+    SOURCE = "source"
+    LAST_GOOD = "last_good"
+
+
+class View:
+    """One identity of a feature view, as the engine and the sources know it.
+
+    Attributes:
+        identity: what separates its entries from all others.
+        layout: how its rows are packed.
+        token: the first item of its keys. Replaced when the view as a whole is invalidated: the
+            entries under the old token can then no longer be reached.
+    """
+
+    __slots__ = ("identity", "layout", "token")
+
+    def __init__(self, identity: ViewIdentity, layout: Layout, token: int) -> None:
+        self.identity = identity
+        self.layout = layout
+        self.token = token
+
+    def __repr__(self) -> str:
+        return f"View({self.identity.project}:{self.identity.view} token={self.token})"
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """The keys of one view that a source is asked for.
+
+    Attributes:
+        view: whose rows.
+        table: the source's own handle of it: for Feast its feature view.
+        keys: distinct keys of that view.
+    """
+
+    view: View
+    table: Any
+    keys: Sequence[Key]
+
+
+class Source(Protocol):
+    """Where the truth is read. All requests of one call are one batch: one round trip if it can."""
+
+    def load(self, requests: Sequence[LoadRequest]) -> list[list[bytes]]:
+        """Read every key of every request.
+
+        Returns:
+            For each request a packed row a key, in order, without stamp and jitter.
+        """
+
+    async def load_async(self, requests: Sequence[LoadRequest]) -> list[list[bytes]]:
+        """The same for callers on an event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """How fresh one row of an answer is.
+
+    Attributes:
+        group: the policy's group.
+        tier: where it came from.
+        age_s: seconds from the instant before its read of the source began until the request.
+        expires_in_s: seconds from the request until it may no longer be served; infinite without
+            a ttl.
+        deadline_ns: that instant on the cache's clock.
+    """
+
+    group: str
+    tier: Tier
+    age_s: float
+    expires_in_s: float
+    deadline_ns: int

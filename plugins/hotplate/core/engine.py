@@ -1,0 +1,479 @@
+"""The read-through engine.
+
+Design note. A read of many keys is an algorithm without I/O: a generator that yields what has to
+be waited for (`LoadStep`: ask the source; `WaitStep`: another request is asking it already) and
+is driven by a thread (`run`) or a task (`run_async`). Sync and async answers come from the same
+code.
+
+What holds, and where:
+
+- age (promise 1): a row's stamp is taken before the read of the source begins; its bound is
+  computed when it is read, from the policy of that moment. Jitter only shortens.
+- invalidation, no resurrection (2, 3): the version of a key is taken before its load and checked
+  when the row is kept, under the lock that invalidations take. A key that is invalidated leaves
+  the board of flights, so that a later request does not join an earlier load.
+- errors (4): nothing is kept from a load that failed.
+- one load (9): whoever boards a flight looks into memory once more, because the flight before it
+  may have landed in between.
+
+References: singleflight of Go's x/sync; leases in Nishtala et al., "Scaling Memcache at Facebook"
+(NSDI 2013); early refresh after Vattani et al., "Optimal Probabilistic Cache Stampede Prevention"
+(VLDB 2015), here at a fixed age, since jitter already spreads it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from hotplate.clock import Clock
+from hotplate.codec import PREFIX_BYTES, is_absent, stamp_of
+from hotplate.contracts import LoadRequest, Source, Tier, View
+from hotplate.core.flights import Flight, Flights
+from hotplate.core.refresh import Refresher
+from hotplate.durations import NO_LIMIT_NS
+from hotplate.invalidation.local import Domain
+from hotplate.keys import Key
+from hotplate.policy import ResolvedPolicy
+from hotplate.stats import GroupCounters
+from hotplate.tiers.memory import EvictionCause, MemoryBounds, MemoryTier
+
+__all__ = ["Answer", "Bound", "Engine", "LoadStep", "WaitStep", "Want"]
+
+
+class Bound:
+    """A policy as the two numbers that a read compares with.
+
+    Attributes:
+        policy: the policy.
+        surely_fresh_ns: an age up to which a row is fresh whatever its jitter, and not yet due for
+            a refresh; -1 where nothing may be served from memory.
+    """
+
+    __slots__ = ("policy", "surely_fresh_ns")
+
+    def __init__(self, policy: ResolvedPolicy) -> None:
+        self.policy = policy
+        if not policy.is_cached:
+            self.surely_fresh_ns = -1
+        elif policy.ttl_ns >= NO_LIMIT_NS:
+            self.surely_fresh_ns = NO_LIMIT_NS
+        else:
+            shortest = policy.ttl_ns - int(policy.ttl_ns * policy.jitter)
+            self.surely_fresh_ns = max(0, shortest - policy.stale_while_revalidate_ns)
+
+    def expiry_ns(self, row: bytes) -> int:
+        """The age at which this row may no longer be served."""
+        policy = self.policy
+        ttl_ns = policy.negative_ttl_ns if is_absent(row) else policy.ttl_ns
+        if ttl_ns >= NO_LIMIT_NS:
+            return NO_LIMIT_NS
+        return ttl_ns - int(ttl_ns * policy.jitter) * row[PREFIX_BYTES - 1] // 255
+
+    def threshold(self, now_ns: int) -> bytes:
+        """What a row's bytes must exceed for the row to be surely fresh at `now_ns`."""
+        oldest = now_ns - self.surely_fresh_ns
+        return oldest.to_bytes(8, "big") if oldest > 0 else b""
+
+    def is_refresh_due(self, row: bytes, age_ns: int) -> bool:
+        """Whether a row that is still fresh should be reloaded in the background."""
+        swr_ns = self.policy.stale_while_revalidate_ns
+        return bool(swr_ns) and not is_absent(row) and age_ns > self.expiry_ns(row) - swr_ns
+
+
+@dataclass(slots=True)
+class Want:
+    """What one request wants of one view: a row a key, in order, duplicates included."""
+
+    view: View
+    table: Any
+    bound: Bound
+    counters: GroupCounters
+    keys: Sequence[Key]
+
+
+@dataclass(slots=True)
+class Answer:
+    """Rows for each want, in the order of its keys.
+
+    Attributes:
+        rows: per want, per key.
+        origins: where rows came from that did not come from memory.
+    """
+
+    rows: list[list[bytes]]
+    origins: dict[Key, Tier] = field(default_factory=dict)
+    wants: Sequence[Want] = ()
+
+    def tiers(self, index: int) -> list[Tier]:
+        """Where each row of a want came from."""
+        return [self.origins.get(key, Tier.MEMORY) for key in self.wants[index].keys]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStep:
+    """Ask the source; the driver sends back its rows."""
+
+    requests: Sequence[LoadRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitStep:
+    """Wait until a flight ends."""
+
+    flight: Flight
+
+
+Steps: TypeAlias = Generator[LoadStep | WaitStep, Any, Answer]
+
+
+class _Reading:
+    """The state of one read: what was found, what is missing, where it came from."""
+
+    __slots__ = (
+        "answer_of",
+        "is_refresh",
+        "missing",
+        "now_ns",
+        "origins",
+        "refresh",
+        "wants",
+    )
+
+    def __init__(self, wants: Sequence[Want], now_ns: int, *, is_refresh: bool = False) -> None:
+        self.wants = wants
+        self.is_refresh = is_refresh
+        self.now_ns = now_ns
+        self.answer_of: dict[Key, bytes] = {}
+        self.missing: dict[Key, Want] = {}
+        self.origins: dict[Key, Tier] = {}
+        self.refresh: dict[Key, Want] = {}
+
+    def answer(self) -> Answer:
+        found = self.answer_of
+        return Answer(
+            [[found[key] for key in want.keys] for want in self.wants], self.origins, self.wants
+        )
+
+
+class Engine:
+    """Answers reads from the memory tier and, for what is missing, from the source.
+
+    Args:
+        source: where the truth is read.
+        domain: the caches that forget together.
+        bounds: of the memory tier.
+        clock: where ages come from.
+    """
+
+    def __init__(self, source: Source, domain: Domain, bounds: MemoryBounds, clock: Clock) -> None:
+        self.source = source
+        self.domain = domain
+        self.clock = clock
+        self.memory = MemoryTier(bounds, self._count_added, self._count_removed)
+        self.flights = Flights()
+        self.source_batches = 0
+        self.refresher = Refresher(self._refresh)
+        self._counters: dict[str, GroupCounters] = {}
+        self._counters_of: dict[View, GroupCounters] = {}
+        domain.join(self)
+
+    # -- counting -------------------------------------------------------------------------------
+
+    def counters(self, group: str, view: View) -> GroupCounters:
+        """The counters of a group; from now on the view counts as the group's."""
+        found = self._counters.setdefault(group, GroupCounters(group))
+        self._counters_of[view] = found
+        return found
+
+    def group_counters(self) -> Mapping[str, GroupCounters]:
+        """Every group's counters, by name."""
+        return dict(self._counters)
+
+    def _count_added(self, token: int, size: int) -> None:
+        counters = self._counters_by_token(token)
+        if counters is not None:
+            counters.bytes += size
+            counters.entries += 1 if size > 0 else -1
+
+    def _count_removed(self, token: int, freed: int, cause: EvictionCause | None) -> None:
+        counters = self._counters_by_token(token)
+        if counters is None:
+            return
+        counters.bytes -= freed
+        counters.entries -= 1
+        if cause is None:
+            counters.invalidated += 1
+        else:
+            name = f"evicted_{cause.value}"
+            setattr(counters, name, getattr(counters, name) + 1)
+
+    def _counters_by_token(self, token: int) -> GroupCounters | None:
+        view = self.domain.view_of(token)
+        return None if view is None else self._counters_of.get(view)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def read(self, wants: Sequence[Want], now_ns: int) -> Answer:
+        """Answer a request on this thread.
+
+        Raises:
+            Exception: whatever the source raised, unless the policy lets the last value stand in.
+        """
+        return run(self._read(wants, now_ns), self.source)
+
+    async def read_async(self, wants: Sequence[Want], now_ns: int) -> Answer:
+        """The same on the running event loop."""
+        return await run_async(self._read(wants, now_ns), self.source)
+
+    def _read(self, wants: Sequence[Want], now_ns: int) -> Steps:
+        reading = _Reading(wants, now_ns)
+        for want in wants:
+            self._look(reading, want)
+        while reading.missing:
+            missing, reading.missing = reading.missing, {}
+            yield from self._load_missing(reading, missing)
+        if reading.refresh:
+            self._submit_refresh(reading.refresh)
+        return reading.answer()
+
+    def _look(self, reading: _Reading, want: Want) -> None:
+        """Find a want's keys in memory; note what is missing and what is due for a refresh."""
+        bound, counters, found = want.bound, want.counters, reading.answer_of
+        if not bound.policy.is_cached:
+            for key in want.keys:
+                counters.misses_never += 1
+                reading.missing[key] = want
+            return
+        for key in want.keys:
+            if key in reading.missing:
+                counters.misses_cold += 1
+                continue
+            row = self._fresh(key, bound, reading.now_ns)
+            if row is None:
+                if self.memory.peek(key) is None:
+                    counters.misses_cold += 1
+                else:
+                    counters.misses_expired += 1
+                reading.missing[key] = want
+                continue
+            if is_absent(row):
+                counters.hits_absent += 1
+            else:
+                counters.hits_memory += 1
+            found[key] = row
+            if bound.is_refresh_due(row, reading.now_ns - stamp_of(row)):
+                reading.refresh[key] = want
+
+    def _fresh(self, key: Key, bound: Bound, now_ns: int) -> bytes | None:
+        row = self.memory.get(key)
+        if row is None:
+            row = self.memory.get_absent(key)
+        if row is None or now_ns - stamp_of(row) > bound.expiry_ns(row):
+            return None
+        return row
+
+    # -- loading --------------------------------------------------------------------------------
+
+    def _load_missing(self, reading: _Reading, missing: dict[Key, Want]) -> Steps:
+        shared = {key for key, want in missing.items() if want.bound.policy.is_cached}
+        own, others = self.flights.board(shared)
+        to_load = {key: want for key, want in missing.items() if key not in shared}
+        if own is not None:
+            to_load |= {key: missing[key] for key in own.keys}
+            # the flight before this one may have landed between our look and our boarding
+            for key in own.keys:
+                row = self._fresh(key, missing[key].bound, reading.now_ns)
+                if row is not None:
+                    reading.answer_of[key] = own.rows[key] = row
+                    del to_load[key]
+        if own is not None or to_load:
+            yield from self._load_own(reading, own, to_load)
+        for flight, keys in others.items():
+            yield WaitStep(flight)
+            self._take_landed(reading, flight, {key: missing[key] for key in keys}, missing)
+        return reading.answer()
+
+    def _load_own(
+        self, reading: _Reading, flight: Flight | None, to_load: dict[Key, Want]
+    ) -> Steps:
+        rows: dict[Key, bytes] = dict(flight.rows) if flight is not None else {}
+        try:
+            if to_load:
+                rows |= yield from self._ask_source(to_load)
+        except BaseException as error:
+            is_sources = isinstance(error, Exception)
+            if flight is not None:
+                self.flights.leave(flight)
+                flight.crash(error if is_sources else None)
+            if not is_sources or not self._take_last_good(reading, to_load, error):
+                raise
+            return reading.answer()
+        if flight is not None:
+            self.flights.leave(flight)
+            flight.land(rows)
+        for key in to_load:
+            reading.answer_of[key] = rows[key]
+            reading.origins[key] = Tier.SOURCE
+        return reading.answer()
+
+    def _ask_source(self, to_load: dict[Key, Want]) -> Generator[LoadStep, Any, dict[Key, bytes]]:
+        """Load keys in one batch, stamp them, keep those that may be kept."""
+        by_view: dict[int, tuple[Want, list[Key]]] = {}
+        for key, want in to_load.items():
+            by_view.setdefault(key[0], (want, []))[1].append(key)
+        batches = list(by_view.values())
+        requests = [LoadRequest(want.view, want.table, keys) for want, keys in batches]
+        versions = {key: self.memory.version(key) for key in to_load}
+        began_ns = self.clock.now_ns()
+        self.source_batches += 1
+        try:
+            loaded = yield LoadStep(requests)
+        except BaseException:
+            for want, _ in batches:
+                want.counters.load_errors += 1
+            raise
+        stamp = began_ns.to_bytes(8, "big")
+        rows: dict[Key, bytes] = {}
+        for (want, keys), bodies in zip(batches, loaded, strict=True):
+            if len(bodies) != len(keys):
+                raise RuntimeError(
+                    f"the source returned {len(bodies)} rows of feature view "
+                    f"{want.view.identity.view!r} for {len(keys)} entities"
+                )
+            want.counters.loads += len(keys)
+            jitter = random.randbytes(len(keys))
+            fresh = {
+                key: stamp + jitter[index : index + 1] + body
+                for index, (key, body) in enumerate(zip(keys, bodies, strict=True))
+            }
+            rows |= fresh
+            if want.bound.policy.is_cached:
+                items = [(key, row, versions[key]) for key, row in fresh.items()]
+                want.counters.fills_refused += self.memory.fill(items, self.domain.is_current)
+        return rows
+
+    def _take_landed(
+        self, reading: _Reading, flight: Flight, wanted: dict[Key, Want], asked: Iterable[Key]
+    ) -> None:
+        """Use what another request's flight brought, or ask again."""
+        if flight.error is not None and flight.keys <= set(asked):
+            if not self._take_last_good(reading, wanted, flight.error):
+                raise flight.error
+            return
+        for key, want in wanted.items():
+            row = flight.rows.get(key)
+            if row is None or reading.now_ns - stamp_of(row) > want.bound.expiry_ns(row):
+                reading.missing[key] = want
+            else:
+                want.counters.coalesced += 1
+                reading.answer_of[key] = row
+                reading.origins[key] = Tier.SOURCE
+
+    def _take_last_good(
+        self, reading: _Reading, wanted: Mapping[Key, Want], error: BaseException
+    ) -> bool:
+        """Let the last value stand in for a failing source, where every group's policy allows it."""
+        if reading.is_refresh:
+            return False  # nobody waits for it: what is in memory stays there
+        stand_in: dict[Key, bytes] = {}
+        for key, want in wanted.items():
+            limit_ns = want.bound.policy.last_good_ns
+            row = self.memory.peek(key) if want.bound.policy.is_cached else None
+            if limit_ns is None or row is None or reading.now_ns - stamp_of(row) > limit_ns:
+                return False
+            stand_in[key] = row
+        for key, row in stand_in.items():
+            wanted[key].counters.last_good += 1
+            reading.answer_of[key] = row
+            reading.origins[key] = Tier.LAST_GOOD
+        return True
+
+    # -- refreshing -----------------------------------------------------------------------------
+
+    def _submit_refresh(self, due: Mapping[Key, Want]) -> None:
+        keys = {key: want for key, want in due.items() if not self.flights.is_loading(key)}
+        if keys and not self.refresher.submit(keys):
+            for want in keys.values():
+                want.counters.refreshes_dropped += 1
+
+    def _refresh(self, due: Mapping[Key, Want]) -> None:
+        """Reload keys before they expire; runs on the refresher's thread."""
+        flight, _ = self.flights.board(due)
+        if flight is None:
+            return
+        to_load = {key: due[key] for key in flight.keys}
+        now_ns = self.clock.now_ns()
+        for key in flight.keys:  # a load may have landed since the refresh was asked for
+            row = self.memory.peek(key)
+            if row is not None and not due[key].bound.is_refresh_due(row, now_ns - stamp_of(row)):
+                flight.rows[key] = row
+                del to_load[key]
+        for want in to_load.values():
+            want.counters.refreshes += 1
+        try:
+            run(self._load_own(_Reading((), now_ns, is_refresh=True), flight, to_load), self.source)
+        except Exception:
+            for want in to_load.values():
+                want.counters.refresh_errors += 1
+            raise
+
+    # -- forgetting -----------------------------------------------------------------------------
+
+    def forget_keys(self, keys: Sequence[Key]) -> None:
+        """Never again serve what was read before for these keys."""
+        self.flights.detach(keys)
+        self.memory.forget(keys)
+
+    def forget_tokens(self, tokens: frozenset[int]) -> None:
+        """Drop every entry under these tokens."""
+        self.flights.detach_tokens(tokens)
+        self.memory.forget_tokens(tokens)
+
+    def restart_after_fork(self) -> None:
+        """Start clean in a forked child; rows stay, with the ages they have."""
+        self.flights.restart_after_fork()
+        self.memory.restart_after_fork()
+        self.refresher.restart_after_fork()
+
+
+def run(steps: Steps, source: Source) -> Answer:
+    """Drive a read on this thread."""
+    send: Any = None
+    throw: BaseException | None = None
+    while True:
+        try:
+            step = steps.send(send) if throw is None else steps.throw(throw)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+        send, throw = None, None
+        try:
+            if isinstance(step, LoadStep):
+                send = source.load(step.requests)
+            else:
+                step.flight.wait()
+        except BaseException as error:
+            throw = error
+
+
+async def run_async(steps: Steps, source: Source) -> Answer:
+    """Drive a read on the running event loop."""
+    send: Any = None
+    throw: BaseException | None = None
+    while True:
+        try:
+            step = steps.send(send) if throw is None else steps.throw(throw)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+        send, throw = None, None
+        try:
+            if isinstance(step, LoadStep):
+                send = await source.load_async(step.requests)
+            else:
+                await step.flight.wait_async()
+        except BaseException as error:
+            throw = error

@@ -1,0 +1,141 @@
+"""Single flight: one load a key, however many threads and tasks miss on it at once.
+
+A *flight* is one batched load under way. Whoever misses on a key that is in a flight waits for
+that flight instead of asking the source again. An invalidation detaches the key: requests that
+come later must not join a read that began before it.
+
+A flight that fails shares its error only with waiters that asked for nothing but what it loaded
+(they would have got the same error); the others load for themselves. A flight that is abandoned
+(its task was cancelled, its thread died) shares nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+
+from hotplate.keys import Key
+
+__all__ = ["Flight", "Flights"]
+
+
+class Flight:
+    """One batched load under way.
+
+    Attributes:
+        keys: what it loads.
+        loop: the event loop whose task performs it, or None.
+    """
+
+    __slots__ = ("_done", "error", "keys", "loop", "rows")
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self.keys = frozenset(keys)
+        self.rows: dict[Key, bytes] = {}
+        self.error: BaseException | None = None
+        self._done: Future[None] = Future()
+        # a waiter that is cancelled must not cancel the flight for the others
+        self._done.set_running_or_notify_cancel()
+        self.loop = _running_loop()
+
+    def land(self, rows: dict[Key, bytes]) -> None:
+        """End with rows."""
+        self.rows = rows
+        self._done.set_result(None)
+
+    def crash(self, error: BaseException | None) -> None:
+        """End with the source's error, or with None where the load was abandoned."""
+        self.error = error
+        self._done.set_result(None)
+
+    def can_wait(self) -> bool:
+        """Whether this thread may block until the flight ends.
+
+        It may not when the flight is performed by a task of the loop that this very thread runs:
+        the task could never go on.
+        """
+        return self.loop is None or self.loop is not _running_loop()
+
+    def wait(self) -> None:
+        """Block this thread until the flight ends."""
+        self._done.result()
+
+    async def wait_async(self) -> None:
+        """Wait on the running loop until the flight ends."""
+        await asyncio.wrap_future(self._done)
+
+    def __repr__(self) -> str:
+        state = "under way" if not self._done.done() else "crashed" if self.error else "landed"
+        return f"Flight({len(self.keys)} keys, {state})"
+
+
+class Flights:
+    """The flights under way, by key."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, Flight] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def board(self, keys: Iterable[Key]) -> tuple[Flight | None, dict[Flight, list[Key]]]:
+        """Split missing keys into those to load and those being loaded.
+
+        Returns:
+            A new flight for the keys nobody loads (None if there are none), and the flights to
+            wait for with the keys wanted from each. A flight that this thread cannot wait for is
+            not waited for: its keys are loaded again.
+        """
+        own: list[Key] = []
+        others: dict[Flight, list[Key]] = {}
+        with self._lock:
+            for key in keys:
+                flight = self._by_key.get(key)
+                if flight is None or not flight.can_wait():
+                    own.append(key)
+                else:
+                    others.setdefault(flight, []).append(key)
+            flight = None
+            if own:
+                flight = Flight(own)
+                for key in own:
+                    self._by_key.setdefault(key, flight)
+        return flight, others
+
+    def is_loading(self, key: Key) -> bool:
+        """Whether some flight loads this key."""
+        return key in self._by_key
+
+    def leave(self, flight: Flight) -> None:
+        """Take a flight that ended off the board."""
+        with self._lock:
+            for key in flight.keys:
+                if self._by_key.get(key) is flight:
+                    del self._by_key[key]
+
+    def detach(self, keys: Iterable[Key]) -> None:
+        """Let no later request join the loads of these keys that are under way."""
+        with self._lock:
+            for key in keys:
+                self._by_key.pop(key, None)
+
+    def detach_tokens(self, tokens: frozenset[int]) -> None:
+        """The same for every key that begins with one of these tokens."""
+        with self._lock:
+            for key in [key for key in self._by_key if key[0] in tokens]:
+                del self._by_key[key]
+
+    def restart_after_fork(self) -> None:
+        """Forget the parent's flights: nobody here will end them."""
+        self._lock = threading.Lock()
+        self._by_key = {}
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

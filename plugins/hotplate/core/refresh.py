@@ -1,0 +1,88 @@
+"""Background refresh: one thread that reloads what is about to expire.
+
+The thread starts with the first refresh, never at import or construction, and is a daemon: a
+process may exit while a slow source is being asked. Work waits in a bounded queue; what does not
+fit is dropped, and the entry then expires and is loaded by whoever reads it next.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+__all__ = ["Refresher"]
+
+_WAITING_MAX: Final = 256
+_LOG_EVERY_S: Final = 60.0
+_log = logging.getLogger("hotplate.refresh")
+
+
+class Refresher:
+    """Runs reloads one after the other on a thread of its own.
+
+    Args:
+        reload: called with what was submitted; its errors are logged once a minute.
+    """
+
+    def __init__(self, reload: Callable[[Mapping[Any, Any]], None]) -> None:
+        self._reload = reload
+        self._start_clean()
+
+    def _start_clean(self) -> None:
+        self._waiting: queue.Queue[Mapping[Any, Any]] = queue.Queue(_WAITING_MAX)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._queued: set[Any] = set()
+        self._logged_s = float("-inf")
+
+    def submit(self, due: Mapping[Any, Any]) -> bool:
+        """Queue keys for a reload; those already queued are left out.
+
+        Returns:
+            False where the queue is full.
+        """
+        with self._lock:
+            fresh = {key: value for key, value in due.items() if key not in self._queued}
+            if not fresh:
+                return True
+            try:
+                self._waiting.put_nowait(fresh)
+            except queue.Full:
+                return False
+            self._queued.update(fresh)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._work, name="hotplate-refresh", daemon=True
+                )
+                self._thread.start()
+        return True
+
+    def _work(self) -> None:
+        while True:
+            due = self._waiting.get()
+            try:
+                self._reload(due)
+            except Exception as error:  # noqa: BLE001 - the border: a failed refresh is only a later miss
+                self._log_once_an_interval(error)
+            finally:
+                with self._lock:
+                    self._queued.difference_update(due)
+                self._waiting.task_done()
+
+    def _log_once_an_interval(self, error: Exception) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s > _LOG_EVERY_S:
+            self._logged_s = now_s
+            _log.warning("a background refresh failed: %s", type(error).__name__)
+
+    def drain(self) -> None:
+        """Wait until everything submitted has been reloaded; for tests and shutdown."""
+        self._waiting.join()
+
+    def restart_after_fork(self) -> None:
+        """Forget the parent's queue and thread."""
+        self._start_clean()

@@ -1,0 +1,41 @@
+"""Errors that Hotplate raises by itself; a source's own errors pass through unchanged."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "HotplateError",
+    "NotACachedStoreError",
+    "PolicyError",
+    "PrecomputeNotSupportedError",
+]
+
+
+class HotplateError(Exception):
+    """Base of every error that Hotplate raises by itself."""
+
+
+class PolicyError(HotplateError, ValueError):
+    """A cache policy is contradictory, out of range, ambiguous or unknown.
+
+    The message names the group, the key, what is wrong and what to write instead.
+    """
+
+    def __init__(self, *, group: str, key: str, problem: str, fix: str) -> None:
+        self.group = group
+        self.key = key
+        self.problem = problem
+        self.fix = fix
+        super().__init__(f"cache policy of group {group!r}: {key}: {problem}. {fix}")
+
+
+class ConfigError(HotplateError, ValueError):
+    """`online_store` in feature_store.yaml cannot work as written."""
+
+
+class NotACachedStoreError(HotplateError, TypeError):
+    """A Feast store was given whose online store is not Hotplate's."""
+
+
+class PrecomputeNotSupportedError(HotplateError, RuntimeError):
+    """A feature service asks for Feast's precomputed vectors, which need a bare Redis store."""

@@ -1,0 +1,1 @@
+"""Who must forget what, and when."""

@@ -1,0 +1,153 @@
+"""Coherence inside one process: every cache over one source forgets together.
+
+Two `FeatureStore` objects over the same configuration have a cache each. What is written through
+one must not be served by the other, so caches of one source form a *domain*: they share the
+tokens that keys begin with, and an invalidation reaches every member before it returns.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from hotplate.codec import Layout
+from hotplate.contracts import View
+from hotplate.keys import EntityShape, Key, ViewIdentity
+
+__all__ = ["Domain", "Member", "domain_of"]
+
+
+class Member(Protocol):
+    """A cache that belongs to a domain."""
+
+    def forget_keys(self, keys: Sequence[Key]) -> None:
+        """Never again serve what was read before for these keys."""
+
+    def forget_tokens(self, tokens: frozenset[int]) -> None:
+        """Drop every entry under these tokens; nothing looks them up any more."""
+
+    def restart_after_fork(self) -> None:
+        """Start clean in a forked child: no locks held, no load in flight."""
+
+
+class Domain:
+    """The views of one source and the caches over it."""
+
+    def __init__(self) -> None:
+        self._views: dict[ViewIdentity, View] = {}
+        self._by_name: dict[tuple[str, str], list[View]] = {}
+        self._by_token: dict[int, View] = {}
+        self._retired: set[int] = set()
+        self._next_token = 1
+        self._lock = threading.Lock()
+        self._members: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def join(self, member: Member) -> None:
+        """Make a cache a member for as long as it lives."""
+        self._members.add(member)
+
+    def view(self, identity: ViewIdentity, layout: Layout) -> View:
+        """The view of an identity, made on first use."""
+        found = self._views.get(identity)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._views.get(identity)
+            if found is None:
+                found = View(identity, layout, self._take_token())
+                self._by_token[found.token] = found
+                self._views[identity] = found
+                self._by_name.setdefault((identity.project, identity.view), []).append(found)
+        return found
+
+    def _take_token(self) -> int:
+        token = self._next_token
+        self._next_token += 1
+        return token
+
+    def view_of(self, token: int) -> View | None:
+        """The view that a key's token stands for or stood for."""
+        return self._by_token.get(token)
+
+    def is_current(self, token: int) -> bool:
+        """Whether keys under this token can still be looked up."""
+        view = self._by_token.get(token)
+        return view is not None and view.token == token
+
+    def views_named(self, project: str, name: str) -> list[View]:
+        """Every identity of a feature view: its versions, schemas and key types."""
+        return list(self._by_name.get((project, name), ()))
+
+    def invalidate_entities(
+        self, project: str, name: str, entities: Iterable[tuple[EntityShape, tuple[Any, ...]]]
+    ) -> int:
+        """Forget entities of a feature view, in every version and schema of it, everywhere.
+
+        Returns:
+            How many keys were forgotten, whether or not any cache held them.
+        """
+        views = self.views_named(project, name)
+        if not views:
+            return 0
+        by_shape: dict[EntityShape, list[View]] = {}
+        for view in views:
+            by_shape.setdefault(view.identity.shape, []).append(view)
+        keys = [
+            (view.token, *values) for shape, values in entities for view in by_shape.get(shape, ())
+        ]
+        if keys:
+            for member in list(self._members):
+                member.forget_keys(keys)
+        return len(keys)
+
+    def invalidate_views(self, views: Iterable[View]) -> None:
+        """Forget everything of these views: their keys get a new token."""
+        with self._lock:
+            for view in views:
+                self._retired.add(view.token)
+                view.token = self._take_token()
+                self._by_token[view.token] = view
+            retired = frozenset(self._retired)
+        for member in list(self._members):
+            member.forget_tokens(retired)
+        with self._lock:
+            self._retired -= retired
+            for token in retired:
+                self._by_token.pop(token, None)
+
+    def invalidate_all(self, project: str) -> None:
+        """Forget everything of a project."""
+        self.invalidate_views([v for v in self._views.values() if v.identity.project == project])
+
+    def restart_after_fork(self) -> None:
+        """Start clean in a forked child."""
+        self._lock = threading.Lock()
+        for member in list(self._members):
+            member.restart_after_fork()
+
+
+_domains: weakref.WeakValueDictionary[str, Domain] = weakref.WeakValueDictionary()
+_domains_lock = threading.Lock()
+
+
+def domain_of(source: str) -> Domain:
+    """The domain of a source, by a text that is the same for every cache over it."""
+    with _domains_lock:
+        domain = _domains.get(source)
+        if domain is None:
+            domain = _domains[source] = Domain()
+        return domain
+
+
+def _restart_after_fork() -> None:
+    global _domains_lock
+    _domains_lock = threading.Lock()
+    for domain in list(_domains.values()):
+        domain.restart_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restart_after_fork)

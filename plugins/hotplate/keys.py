@@ -1,0 +1,76 @@
+"""The identity of an entry: which view of which schema, and which entity.
+
+A key in the memory tier is a tuple `(token, value, ...)`. The token is a small integer that
+stands for one `ViewIdentity`: project, view, version, schema and the *types* of the entity's
+join keys; the values follow in the order of the sorted join keys. So two projects, two versions
+of a view, two schemas and two key types (the int32 1 and the int64 1) never share an entry, and
+composite keys do not depend on the order in which a caller names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+from feast.protos.feast.types.Value_pb2 import Value
+
+__all__ = ["EntityShape", "Key", "ViewIdentity", "entity_key", "shape_and_values"]
+
+Key: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class EntityShape:
+    """The join keys of an entity, sorted, and the value type of each.
+
+    Attributes:
+        join_keys: names, sorted.
+        types: for each the field of Feast's `Value` it is held in, such as `"int64_val"`; an
+            unset value has the empty type.
+    """
+
+    join_keys: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ViewIdentity:
+    """Everything that separates the entries of one view from all others.
+
+    Attributes:
+        project: the Feast project.
+        view: the feature view's name.
+        version: the store's versioned name of it, which differs only where versioning is on.
+        columns: (name, kind) of each feature, in the view's order: its schema.
+        shape: the entity's.
+    """
+
+    project: str
+    view: str
+    version: str
+    columns: tuple[tuple[str, str], ...]
+    shape: EntityShape
+
+
+def shape_and_values(key: EntityKey) -> tuple[EntityShape, tuple[Any, ...]]:
+    """Split Feast's entity key into its shape and its values, both in sorted join-key order."""
+    pairs = sorted(zip(key.join_keys, key.entity_values, strict=True), key=lambda pair: pair[0])
+    types = tuple(value.WhichOneof("val") or "" for _, value in pairs)
+    values = tuple(
+        getattr(value, kind) if kind else None
+        for (_, value), kind in zip(pairs, types, strict=True)
+    )
+    return EntityShape(tuple(name for name, _ in pairs), types), values
+
+
+def entity_key(shape: EntityShape, values: Iterable[Any]) -> EntityKey:
+    """Build Feast's entity key from a shape and values in the shape's order."""
+    return EntityKey(
+        join_keys=shape.join_keys,
+        entity_values=[
+            Value(**{kind: value}) if kind else Value()
+            for kind, value in zip(shape.types, values, strict=True)
+        ],
+    )

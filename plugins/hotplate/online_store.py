@@ -1,0 +1,620 @@
+"""The Feast plugin: an online store that keeps another one warm.
+
+In feature_store.yaml::
+
+    online_store:
+      type: hotplate.online_store.CachedOnlineStore
+      store:                      # any Feast online store, as it was written before
+        type: redis
+        connection_string: localhost:6379
+      ttl_map:
+        default: 30s
+        merchant_profile: 5m
+
+Feast wants an online store and its configuration class in one module, which is why both are here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from feast import Entity, FeatureService, FeatureView, RepoConfig
+from feast.infra.infra_object import InfraObject
+from feast.infra.online_stores.online_store import OnlineStore
+from feast.infra.registry.base_registry import BaseRegistry
+from feast.infra.supported_async_methods import SupportedAsyncMethods
+from feast.online_response import OnlineResponse
+from feast.protos.feast.core.Registry_pb2 import Registry as RegistryProto
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey as EntityKeyProto
+from feast.protos.feast.types.Value_pb2 import Value as ValueProto
+from feast.repo_config import FeastConfigBaseModel, get_online_config_from_type
+from pydantic import Field, field_validator, model_validator
+
+from hotplate.core.engine import Answer
+from hotplate.errors import ConfigError, PrecomputeNotSupportedError
+from hotplate.policy import PolicyLayers, TTLMap
+from hotplate.serving import feast_path
+from hotplate.serving.plan import Plan
+from hotplate.serving.plans import is_not_compiled
+from hotplate.serving.policies import resolve_all
+from hotplate.serving.requests import EntityValues, coerce, columns_of
+from hotplate.serving.response import CachedResponse
+from hotplate.serving.runtime import Runtime
+from hotplate.sizes import parse_bytes
+
+__all__ = ["CachedOnlineStore", "CachedOnlineStoreConfig", "MemoryConfig"]
+
+_TYPE: Final = "hotplate.online_store.CachedOnlineStore"
+_log = logging.getLogger("hotplate.online_store")
+
+_Row = tuple[EntityKeyProto, dict[str, ValueProto], datetime, datetime | None]
+_ReadRow = tuple[datetime | None, dict[str, ValueProto] | None]
+
+
+class MemoryConfig(FeastConfigBaseModel):  # type: ignore[misc]
+    """Bounds of the memory tier; a larger one hits more often."""
+
+    max_entries: int = Field(default=1_000_000, gt=0)
+    """Rows held, one a feature view and entity, entities known to be absent included."""
+
+    max_bytes: int = 512_000_000
+    """Bytes held, keys and bookkeeping included; `"512MB"`, `"2GiB"` or a number."""
+
+    absent_share: float = Field(default=0.1, ge=0, le=1)
+    """Share of both that entities known to be absent may take."""
+
+    @field_validator("max_bytes", mode="before")
+    @classmethod
+    def _read_bytes(cls, value: object) -> int:
+        return parse_bytes(value)
+
+
+class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
+    """`online_store` in feature_store.yaml. Building it reads no network and starts nothing."""
+
+    type: Literal["hotplate.online_store.CachedOnlineStore"] = _TYPE
+    """Online store type selector."""
+
+    store: dict[str, Any]
+    """The online store to keep warm, with its own settings."""
+
+    ttl_map: dict[str, Any] = Field(default_factory=dict)
+    """Group or wildcard -> ttl, or a mapping of policy settings; `default` is for all others."""
+
+    profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Name -> a ttl_map laid over the other, chosen by the environment."""
+
+    profile_variable: str = "HOTPLATE_PROFILE"
+    """Environment variable that names the profile."""
+
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
+    """Bounds of the memory tier."""
+
+    enforce_max_age: bool = False
+    """Answer OUTSIDE_MAX_AGE for a value whose event time is past its feature view's own `ttl`."""
+
+    @field_validator("store")
+    @classmethod
+    def _check_store(cls, value: dict[str, Any]) -> dict[str, Any]:
+        kind = value.get("type")
+        if not isinstance(kind, str):
+            raise ValueError("store: names no 'type'; write the online store as it was before")
+        if kind == _TYPE:
+            raise ValueError("store: a cached store cannot wrap itself; name the store inside")
+        get_online_config_from_type(kind)(**value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_policies(self) -> CachedOnlineStoreConfig:
+        TTLMap(self.ttl_map)
+        for name, policies in self.profiles.items():
+            TTLMap(policies, origin=f"profiles[{name!r}]")
+        return self
+
+    def profile(self) -> str | None:
+        """The profile that the environment names, or None.
+
+        Raises:
+            ConfigError: there is no such profile.
+        """
+        name = os.environ.get(self.profile_variable, "").strip()
+        if not name:
+            return None
+        if name not in self.profiles:
+            known = ", ".join(sorted(self.profiles)) or "none"
+            raise ConfigError(
+                f"{self.profile_variable}={name!r} names no profile of online_store.profiles "
+                f"(known: {known}). Correct the variable or add the profile."
+            )
+        return name
+
+    def layers(self) -> PolicyLayers:
+        """The policy maps of this deployment, the chosen profile over the `ttl_map`."""
+        name = self.profile()
+        profile = (
+            None if name is None else TTLMap(self.profiles[name], origin=f"profiles[{name!r}]")
+        )
+        return PolicyLayers(TTLMap(self.ttl_map), profile)
+
+
+class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
+    """A read-through cache around any Feast online store.
+
+    Feast makes it without arguments and hands over the configuration with every call; nothing is
+    opened or started before the first call that needs it.
+    """
+
+    def __init__(self) -> None:
+        self._runtime: Runtime | None = None
+        self._binding = threading.Lock()
+        self._faults_logged_s = float("-inf")
+
+    def __repr__(self) -> str:
+        if self._runtime is None:
+            return "CachedOnlineStore(not used yet)"
+        return f"CachedOnlineStore({self._runtime.settings.store['type']}, {self._runtime.engine.memory!r})"
+
+    # -- binding --------------------------------------------------------------------------------
+
+    def runtime(self, config: RepoConfig) -> Runtime:
+        """Everything behind this store, made on the first call."""
+        runtime = self._runtime
+        if runtime is None:
+            with self._binding:
+                runtime = self._runtime
+                if runtime is None:
+                    runtime = self._runtime = Runtime(config)
+        runtime.wrapped.config(config)
+        return runtime
+
+    def _inner(self, config: RepoConfig) -> tuple[OnlineStore, RepoConfig]:
+        wrapped = self.runtime(config).wrapped
+        return wrapped.store(), wrapped.config(config)
+
+    def _inner_async(self, config: RepoConfig) -> tuple[OnlineStore, RepoConfig]:
+        wrapped = self.runtime(config).wrapped
+        return wrapped.store_async(), wrapped.config(config)
+
+    @property
+    def async_supported(self) -> SupportedAsyncMethods:
+        """What the wrapped store supports; nothing before the first call made it known."""
+        if self._runtime is None:
+            return SupportedAsyncMethods()
+        return self._runtime.wrapped.store().async_supported
+
+    def _is_versioned_read_supported(self) -> bool:
+        if self._runtime is None:
+            return False
+        supported: bool = self._runtime.wrapped.store()._is_versioned_read_supported()
+        return supported
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def get_online_features(
+        self,
+        config: RepoConfig,
+        features: list[str] | FeatureService,
+        entity_rows: Any,
+        registry: BaseRegistry,
+        project: str,
+        full_feature_names: bool = False,
+        include_feature_view_version_metadata: bool = False,
+    ) -> OnlineResponse:
+        """Answer a request from memory, and from the wrapped store what memory does not hold."""
+        runtime = self._runtime or self.runtime(config)
+        if not include_feature_view_version_metadata:
+            request = self._prepare(
+                runtime, config, features, entity_rows, registry, project, full_feature_names
+            )
+            if type(request) is CachedResponse:
+                return request
+            if request is not None:
+                answer = runtime.engine.read(request.wants(), request.now_ns)
+                return request.respond(answer)
+        store = self._passed_to(runtime, features)
+        if store is not None:
+            with _precompute_explained(features):
+                return store.get_online_features(
+                    config=runtime.wrapped.config(config),
+                    features=features,
+                    entity_rows=entity_rows,
+                    registry=registry,
+                    project=project,
+                    full_feature_names=full_feature_names,
+                    include_feature_view_version_metadata=include_feature_view_version_metadata,
+                )
+        runtime.policies.renew(registry, project)
+        return super().get_online_features(
+            config,
+            features,
+            entity_rows,
+            registry,
+            project,
+            full_feature_names,
+            include_feature_view_version_metadata,
+        )
+
+    async def get_online_features_async(
+        self,
+        config: RepoConfig,
+        features: list[str] | FeatureService,
+        entity_rows: Any,
+        registry: BaseRegistry,
+        project: str,
+        full_feature_names: bool = False,
+        include_feature_view_version_metadata: bool = False,
+    ) -> OnlineResponse:
+        """As `get_online_features`, for callers on an event loop."""
+        runtime = self._runtime or self.runtime(config)
+        if not include_feature_view_version_metadata:
+            request = self._prepare(
+                runtime, config, features, entity_rows, registry, project, full_feature_names
+            )
+            if type(request) is CachedResponse:
+                return request
+            if request is not None:
+                answer = await runtime.engine.read_async(request.wants(), request.now_ns)
+                return request.respond(answer)
+        if self._passed_to(runtime, features) is not None:
+            with _precompute_explained(features):
+                return await runtime.wrapped.store_async().get_online_features_async(
+                    config=runtime.wrapped.config(config),
+                    features=features,
+                    entity_rows=entity_rows,
+                    registry=registry,
+                    project=project,
+                    full_feature_names=full_feature_names,
+                    include_feature_view_version_metadata=include_feature_view_version_metadata,
+                )
+        runtime.policies.renew(registry, project)
+        return await super().get_online_features_async(
+            config,
+            features,
+            entity_rows,
+            registry,
+            project,
+            full_feature_names,
+            include_feature_view_version_metadata,
+        )
+
+    def _prepare(
+        self,
+        runtime: Runtime,
+        config: RepoConfig,
+        features: Any,
+        entity_rows: Any,
+        registry: Any,
+        project: str,
+        is_full: bool,
+    ) -> CachedResponse | _Request | None:
+        """The response where memory has it all, else what to ask for; None for Feast's own path."""
+        regular = columns_of(entity_rows)
+        if regular is None or project != runtime.project:
+            return None
+        given, columns, count = regular
+        now_ns = runtime.clock.now_ns()
+        plan = runtime.plans.find(features, is_full, project, given, registry, now_ns)
+        if is_not_compiled(plan):
+            plan = self._compile(runtime, features, is_full, project, given, registry, now_ns)
+        if type(plan) is not Plan:
+            return None
+        protos = None
+        shown = columns
+        for column, exact in zip(columns, plan.exact, strict=True):
+            if exact is None or (
+                type(column[0]) is not exact if count == 1 else set(map(type, column)) != {exact}
+            ):
+                values = coerce(plan, columns)
+                if values is None:
+                    return None
+                columns, shown, protos = values.keys, values.shown, values.protos
+                break
+        rows = plan.hit(columns, count, now_ns)
+        if rows is not None:
+            wall_us = runtime.clock.wall_ns() // 1_000 if plan.is_enforced else 0
+            return CachedResponse(plan, shown, protos, rows, now_ns, None, wall_us)
+        runtime.wrapped.config(config)
+        return _Request(runtime, plan, EntityValues(columns, shown, protos), count, now_ns)
+
+    def _compile(
+        self,
+        runtime: Runtime,
+        features: Any,
+        is_full: bool,
+        project: str,
+        given: tuple[str, ...],
+        registry: Any,
+        now_ns: int,
+    ) -> Plan | None:
+        if not isinstance(features, (list, FeatureService)) or not features:
+            return None
+        if getattr(features, "precompute_online", False):
+            return None
+        runtime.policies.renew(registry, project)
+        plan, grouped = runtime.plans.compile(features, is_full, project, given, registry, now_ns)
+        runtime.wrapped.store()._check_versioned_read_support(grouped)
+        return plan
+
+    def _passed_to(self, runtime: Runtime, features: Any) -> OnlineStore | None:
+        """The wrapped store where a request must go straight to it, and the reason counted."""
+        if not getattr(features, "precompute_online", False):
+            runtime.passed["feast_path"] += 1
+            return None
+        runtime.passed["precomputed"] += 1
+        return runtime.wrapped.store()
+
+    def _read_features_per_fv(
+        self,
+        config: RepoConfig,
+        grouped_refs: list[Any],
+        join_key_values: dict[str, Any],
+        entity_name_to_join_key_map: dict[str, str],
+        online_features_response: Any,
+        full_feature_names: bool,
+        include_feature_view_version_metadata: bool,
+    ) -> None:
+        """Feast's own path, with all its views read through the cache in one batch."""
+        runtime = self.runtime(config)
+        reads = feast_path.prepare(
+            runtime, grouped_refs, join_key_values, entity_name_to_join_key_map
+        )
+        now_ns = runtime.clock.now_ns()
+        answer = runtime.engine.read([want for read in reads for want in read.wants], now_ns)
+        feast_path.populate(
+            runtime,
+            reads,
+            answer,
+            online_features_response,
+            full_feature_names,
+            include_feature_view_version_metadata,
+        )
+
+    async def _read_features_per_fv_async(
+        self,
+        config: RepoConfig,
+        grouped_refs: list[Any],
+        join_key_values: dict[str, Any],
+        entity_name_to_join_key_map: dict[str, str],
+        online_features_response: Any,
+        full_feature_names: bool,
+        include_feature_view_version_metadata: bool,
+    ) -> None:
+        """As `_read_features_per_fv`, for callers on an event loop."""
+        runtime = self.runtime(config)
+        reads = feast_path.prepare(
+            runtime, grouped_refs, join_key_values, entity_name_to_join_key_map
+        )
+        now_ns = runtime.clock.now_ns()
+        answer = await runtime.engine.read_async(
+            [want for read in reads for want in read.wants], now_ns
+        )
+        feast_path.populate(
+            runtime,
+            reads,
+            answer,
+            online_features_response,
+            full_feature_names,
+            include_feature_view_version_metadata,
+        )
+
+    def online_read(
+        self,
+        config: RepoConfig,
+        table: FeatureView,
+        entity_keys: list[EntityKeyProto],
+        requested_features: list[str] | None = None,
+    ) -> list[_ReadRow]:
+        """Rows of one view through the cache; only the requested features, where any are named."""
+        runtime = self.runtime(config)
+        if feast_path.is_synthetic(table):
+            store, inner = self._inner(config)
+            return store.online_read(inner, table, list(entity_keys), _copy(requested_features))
+        read = feast_path.read_of(runtime, table, entity_keys, requested_features)
+        answer = runtime.engine.read(read.wants, runtime.clock.now_ns())
+        return feast_path.feast_rows(read, answer.rows)
+
+    async def online_read_async(
+        self,
+        config: RepoConfig,
+        table: FeatureView,
+        entity_keys: list[EntityKeyProto],
+        requested_features: list[str] | None = None,
+    ) -> list[_ReadRow]:
+        """As `online_read`, for callers on an event loop."""
+        runtime = self.runtime(config)
+        if feast_path.is_synthetic(table):
+            store, inner = self._inner_async(config)
+            return await store.online_read_async(
+                inner, table, list(entity_keys), _copy(requested_features)
+            )
+        read = feast_path.read_of(runtime, table, entity_keys, requested_features)
+        answer = await runtime.engine.read_async(read.wants, runtime.clock.now_ns())
+        return feast_path.feast_rows(read, answer.rows)
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def online_write_batch(
+        self,
+        config: RepoConfig,
+        table: FeatureView,
+        data: list[_Row],
+        progress: Callable[[int], Any] | None,
+    ) -> None:
+        """Write through, then forget what was written.
+
+        Which of two rows wins is the wrapped store's affair (SQLite keeps the last one written,
+        Redis the newest event time), so nothing is put into the cache: the next read asks.
+        """
+        store, inner = self._inner(config)
+        try:
+            store.online_write_batch(inner, table, data, progress)
+        finally:  # also after an error: part of the batch may have been written
+            self.runtime(config).forget_written(table, data)
+
+    async def online_write_batch_async(
+        self,
+        config: RepoConfig,
+        table: FeatureView,
+        data: list[_Row],
+        progress: Callable[[int], Any] | None,
+    ) -> None:
+        """As `online_write_batch`, for callers on an event loop."""
+        store, inner = self._inner_async(config)
+        try:
+            await store.online_write_batch_async(inner, table, data, progress)
+        finally:
+            self.runtime(config).forget_written(table, data)
+
+    async def update_online_store_async(
+        self,
+        config: RepoConfig,
+        table: FeatureView,
+        data: list[_Row],
+        update_expressions: dict[str, str],
+        **more: Any,
+    ) -> None:
+        """Update in place where the wrapped store can (DynamoDB), then forget what was updated."""
+        store, inner = self._inner_async(config)
+        if not hasattr(store, "update_online_store_async"):
+            raise NotImplementedError(
+                f"Online store {type(store).__name__} does not support async update expressions."
+            )
+        try:
+            await store.update_online_store_async(
+                config=inner, table=table, data=data, update_expressions=update_expressions, **more
+            )
+        finally:
+            self.runtime(config).forget_written(table, data)
+
+    # -- life cycle -----------------------------------------------------------------------------
+
+    def update(
+        self,
+        config: RepoConfig,
+        tables_to_delete: Sequence[FeatureView],
+        tables_to_keep: Sequence[FeatureView],
+        entities_to_delete: Sequence[Entity],
+        entities_to_keep: Sequence[Entity],
+        partial: bool,
+    ) -> None:
+        """`feast apply`: check the policies, let the wrapped store apply, forget what changed.
+
+        Raises:
+            PolicyError: a policy is contradictory, ambiguous or unknown; nothing was applied.
+        """
+        runtime = self.runtime(config)
+        policies = resolve_all(runtime.layers, tables_to_keep)
+        if not partial:
+            runtime.layers.check_names(policies)
+        for name, policy in policies.items():
+            if "ttl" not in policy.origins and not policy.is_never:
+                _log.warning(
+                    "group %s has no ttl, so it is not cached: add it, or a default, to "
+                    "online_store.ttl_map",
+                    name,
+                )
+        store, inner = self._inner(config)
+        try:
+            store.update(
+                config=inner,
+                tables_to_delete=tables_to_delete,
+                tables_to_keep=tables_to_keep,
+                entities_to_delete=entities_to_delete,
+                entities_to_keep=entities_to_keep,
+                partial=partial,
+            )
+        finally:
+            runtime.forget_views([table.name for table in (*tables_to_delete, *tables_to_keep)])
+            runtime.plans.clear()
+
+    def plan(self, config: RepoConfig, desired_registry_proto: RegistryProto) -> list[InfraObject]:
+        """`feast plan`: what the wrapped store would change."""
+        store, inner = self._inner(config)
+        objects: list[InfraObject] = store.plan(inner, desired_registry_proto)
+        return objects
+
+    def teardown(
+        self, config: RepoConfig, tables: Sequence[FeatureView], entities: Sequence[Entity]
+    ) -> None:
+        """`feast teardown`: let the wrapped store tear down, then forget everything."""
+        store, inner = self._inner(config)
+        runtime = self.runtime(config)
+        try:
+            store.teardown(inner, tables, entities)
+        finally:
+            runtime.forget_all()
+            runtime.plans.clear()
+
+    async def initialize(self, config: RepoConfig) -> None:
+        """The feature server starts: let the wrapped store prepare itself on this loop."""
+        store, inner = self._inner_async(config)
+        await store.initialize(inner)
+
+    async def close(self) -> None:
+        """The feature server stops: close the wrapped store; calling it again does nothing."""
+        if self._runtime is not None:
+            await self._runtime.wrapped.close()
+
+    # -- documents ------------------------------------------------------------------------------
+
+    def retrieve_online_documents(self, config: RepoConfig, *args: Any, **kwargs: Any) -> Any:
+        """Vector search, by the wrapped store."""
+        store, inner = self._inner(config)
+        return store.retrieve_online_documents(inner, *args, **kwargs)
+
+    def retrieve_online_documents_v2(self, config: RepoConfig, *args: Any, **kwargs: Any) -> Any:
+        """Vector and text search, by the wrapped store."""
+        store, inner = self._inner(config)
+        return store.retrieve_online_documents_v2(inner, *args, **kwargs)
+
+
+class _Request:
+    """A request that memory could not answer by itself."""
+
+    __slots__ = ("_runtime", "count", "now_ns", "plan", "values")
+
+    def __init__(
+        self, runtime: Runtime, plan: Plan, values: EntityValues, count: int, now_ns: int
+    ) -> None:
+        self._runtime = runtime
+        self.plan = plan
+        self.values = values
+        self.count = count
+        self.now_ns = now_ns
+
+    def wants(self) -> list[Any]:
+        return self.plan.wants(self.values.keys, self.count)
+
+    def respond(self, answer: Answer) -> CachedResponse:
+        wall_us = self._runtime.clock.wall_ns() // 1_000 if self.plan.is_enforced else 0
+        values = self.values
+        return CachedResponse(
+            self.plan, values.shown, values.protos, answer.rows, self.now_ns, answer, wall_us
+        )
+
+
+class _precompute_explained:
+    """Say why Feast's precomputed vectors are missing."""
+
+    def __init__(self, features: Any) -> None:
+        self._service = getattr(features, "name", "?")
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, RuntimeError) and "precompute" in str(error):
+            raise PrecomputeNotSupportedError(
+                f"feature service {self._service!r} has precompute_online=True, but Feast writes "
+                "precomputed vectors only where the online store is its own Redis store itself. "
+                "Leave precompute_online out: the cache already answers without reading the store."
+            ) from error
+
+
+def _copy(names: list[str] | None) -> list[str] | None:
+    return None if names is None else list(names)

@@ -1,0 +1,1 @@
+"""From a Feast request to rows and back: plans, responses, the matrix reader."""

@@ -1,0 +1,114 @@
+"""Which policy each feature view is read under, from the registry's tags and the deployment."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from feast.infra.registry.base_registry import BaseRegistry
+
+from hotplate.core.engine import Bound
+from hotplate.errors import PolicyError
+from hotplate.policy import PolicyLayers, ResolvedPolicy, TaggedPolicy, TTLMap, read_tags
+
+__all__ = ["PolicyBook", "feature_views_of", "resolve_all"]
+
+_log = logging.getLogger("hotplate.policy")
+
+
+def feature_views_of(registry: BaseRegistry, project: str) -> list[Any]:
+    """Every view of a project that an online store may hold."""
+    return [
+        *registry.list_feature_views(project, allow_cache=True),
+        *registry.list_stream_feature_views(project, allow_cache=True),
+        *registry.list_on_demand_feature_views(project, allow_cache=True),
+    ]
+
+
+def tagged(views: Iterable[Any]) -> dict[str, list[TaggedPolicy]]:
+    """What the tags of views say, by group.
+
+    Raises:
+        PolicyError: a tag is unknown or malformed.
+    """
+    groups: dict[str, list[TaggedPolicy]] = {}
+    for view in {view.name: view for view in views}.values():
+        policy = read_tags(view.name, getattr(view, "tags", None))
+        groups.setdefault(policy.group, []).append(policy)
+    return groups
+
+
+def resolve_all(layers: PolicyLayers, views: Iterable[Any]) -> dict[str, ResolvedPolicy]:
+    """Every group's policy.
+
+    Raises:
+        PolicyError: the first contradiction found.
+    """
+    groups = tagged(views)
+    return {group: layers.resolve(group, said) for group, said in sorted(groups.items())}
+
+
+class PolicyBook:
+    """The policies of one deployment, renewed when the registry is.
+
+    A policy that cannot be resolved (tags that were applied past Hotplate's own check) excludes
+    its group from the cache: wrong settings make reads slower, never stale.
+    """
+
+    def __init__(self, layers: PolicyLayers) -> None:
+        self.layers = layers
+        self._tagged: Mapping[str, list[TaggedPolicy]] = {}
+        self._bounds: dict[str, Bound] = {}
+        self._seen: object = None
+        self._reported: set[str] = set()
+
+    def renew(self, registry: BaseRegistry, project: str) -> None:
+        """Read the tags again if the registry's cache was refreshed since."""
+        created = getattr(registry, "cached_registry_proto_created", None)
+        seen = (id(registry), created, project)
+        if created is not None and seen == self._seen:
+            return
+        said: dict[str, list[TaggedPolicy]] = {}
+        for view in feature_views_of(registry, project):
+            try:
+                policy = read_tags(view.name, view.tags)
+            except PolicyError as error:
+                self._report(error)
+                continue
+            said.setdefault(policy.group, []).append(policy)
+        self._tagged, self._bounds, self._seen = said, {}, seen
+
+    def bound(self, table: Any) -> tuple[str, Bound]:
+        """The group of a feature view and the policy it is read under."""
+        try:
+            own = read_tags(table.name, getattr(table, "tags", None))
+        except PolicyError as error:
+            self._report(error)
+            return table.name, Bound(_never(table.name))
+        bound = self._bounds.get(own.group)
+        if bound is None:
+            bound = Bound(self._resolve(own))
+            self._bounds[own.group] = bound
+        return own.group, bound
+
+    def _resolve(self, own: TaggedPolicy) -> ResolvedPolicy:
+        said = self._tagged.get(own.group, [])
+        if not any(view.view == own.view for view in said):
+            said = [*said, own]
+        try:
+            return self.layers.resolve(own.group, said)
+        except PolicyError as error:
+            self._report(error)
+            return _never(own.group)
+
+    def _report(self, error: PolicyError) -> None:
+        if str(error) not in self._reported:
+            self._reported.add(str(error))
+            _log.error("%s (until then this group is not cached)", error)
+
+
+def _never(group: str) -> ResolvedPolicy:
+    built_in = PolicyLayers(TTLMap()).resolve(group)
+    return replace(built_in, is_never=True, origins={"cache": "its policy cannot be resolved"})

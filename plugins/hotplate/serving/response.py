@@ -1,0 +1,257 @@
+"""The lazy response: rows now, Python values or protobuf only when asked for.
+
+`to_dict`, `to_df`, `to_arrow` and `to_tensor` read the rows. `.proto` is put together from the
+rows' own bytes as one protobuf text and parsed once, instead of building a message object for
+every value. A response whose `.proto` has been handed out answers from it from then on, as
+Feast's does, because the caller may have changed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from feast.online_response import TIMESTAMP_POSTFIX, OnlineResponse
+from feast.protos.feast.serving.ServingService_pb2 import FieldStatus, GetOnlineFeaturesResponse
+from feast.protos.feast.types.Value_pb2 import Value
+
+from hotplate.codec import FLAGS_AT, NOT_FOUND, is_absent, stamp_of
+from hotplate.contracts import Freshness, Tier
+from hotplate.durations import NO_LIMIT_NS
+
+if TYPE_CHECKING:
+    from hotplate.core.engine import Answer
+    from hotplate.serving.plan import Plan, PlanGroup
+
+__all__ = ["CachedResponse"]
+
+PRESENT: Final = FieldStatus.PRESENT
+MISSING: Final = FieldStatus.NOT_FOUND
+OUTSIDE_MAX_AGE: Final = FieldStatus.OUTSIDE_MAX_AGE
+
+
+class CachedResponse(OnlineResponse):  # type: ignore[misc]
+    """What `get_online_features` returns: Feast's own interface, and the freshness of each row."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        columns: Sequence[Sequence[Any]],
+        protos: dict[int, Sequence[Value]] | None,
+        rows: Sequence[Sequence[bytes]],
+        now_ns: int,
+        answer: Answer | None = None,
+        wall_us: int = 0,
+    ) -> None:
+        # Feast's constructor takes a protobuf message, which is what is not built here
+        self._plan = plan
+        self._columns = columns
+        self._protos = protos
+        self._rows = rows
+        self._now_ns = now_ns
+        self._answer = answer
+        self._wall_us = wall_us
+        self._proto: GetOnlineFeaturesResponse | None = None
+
+    @property
+    def _feature_types(self) -> dict[str, Any]:
+        return self._plan.feature_types
+
+    @property
+    def proto(self) -> GetOnlineFeaturesResponse:
+        """Feast's protobuf response, built on first use."""
+        if self._proto is None:
+            self._proto = _ProtoWriter(self).message()
+        return self._proto
+
+    @proto.setter
+    def proto(self, value: GetOnlineFeaturesResponse) -> None:
+        self._proto = value
+
+    def to_dict(self, include_event_timestamps: bool = False) -> dict[str, Any]:
+        """Name -> list of Python values, one a request row; null and unknown are None."""
+        if self._proto is not None:
+            answer: dict[str, Any] = super().to_dict(include_event_timestamps)
+            return answer
+        plan = self._plan
+        values: list[list[Any]] = [list(column) for column in self._columns]
+        for group, rows in zip(plan.groups, self._rows, strict=True):
+            if len(rows) == 1:
+                row = rows[0]
+                decode = group.decode if row[FLAGS_AT] else group.decode_plain
+                values += [[value] for value in group.pick(decode(row))]
+            else:
+                values += _feature_columns(group, rows)
+        if not include_event_timestamps:
+            return dict(zip(plan.names, values, strict=True))
+        return self._with_times(values)
+
+    def _with_times(self, values: list[list[Any]]) -> dict[str, Any]:
+        count = len(self._columns[0]) if self._columns else len(self._rows[0])
+        times = [[0] * count for _ in self._columns]
+        for group, rows in zip(self._plan.groups, self._rows, strict=True):
+            moments = [group.view.layout.event_us(row) for row in rows]
+            seconds = [0 if moment is None else moment // 1_000_000 for moment in moments]
+            times += [list(seconds) for _ in group.names]
+        answer: dict[str, Any] = {}
+        for name, value, time in zip(self._plan.names, values, times, strict=True):
+            answer[name] = value
+            answer[name + TIMESTAMP_POSTFIX] = time
+        return answer
+
+    def freshness(self) -> dict[str, list[Freshness]]:
+        """How fresh each row is: feature view (as the request names it) -> one item a request row."""
+        found: dict[str, list[Freshness]] = {}
+        for index, (group, rows) in enumerate(zip(self._plan.groups, self._rows, strict=True)):
+            tiers = self._answer.tiers(index) if self._answer is not None else None
+            found[group.table.projection.name_to_use()] = [
+                _freshness(group, row, self._now_ns, tiers[at] if tiers else Tier.MEMORY)
+                for at, row in enumerate(rows)
+            ]
+        return found
+
+    def __repr__(self) -> str:
+        count = len(self._rows[0]) if self._rows else 0
+        return f"CachedResponse({count} rows, {len(self._plan.names)} columns)"
+
+
+def _freshness(group: PlanGroup, row: bytes, now_ns: int, tier: Tier) -> Freshness:
+    policy = group.bound.policy
+    stamp_ns = stamp_of(row)
+    if not policy.is_cached:
+        bound_ns = 0
+    elif tier is Tier.LAST_GOOD and policy.last_good_ns is not None:
+        bound_ns = policy.last_good_ns
+    else:
+        bound_ns = group.bound.expiry_ns(row)
+    is_bounded = bound_ns < NO_LIMIT_NS
+    return Freshness(
+        group=policy.group,
+        tier=tier,
+        age_s=max(0, now_ns - stamp_ns) / 1e9,
+        expires_in_s=(stamp_ns + bound_ns - now_ns) / 1e9 if is_bounded else float("inf"),
+        deadline_ns=stamp_ns + bound_ns,
+    )
+
+
+def _feature_columns(group: PlanGroup, rows: Sequence[bytes]) -> list[list[Any]]:
+    layout = group.view.layout
+    if layout.is_plain:
+        fast = layout.columns_of(rows, group.positions)
+        if fast is not None:
+            return fast
+    plain, slow = layout.decode_plain, layout.decode
+    table = [slow(row) if row[FLAGS_AT] else plain(row) for row in rows]
+    by_column = list(zip(*table, strict=True))
+    return [list(by_column[position]) for position in group.positions]
+
+
+class _ProtoWriter:
+    """Writes a response as protobuf bytes.
+
+    Field numbers are those of Feast's ServingService.proto: response {metadata=1, results=2},
+    metadata {feature_names=1}, feature list {val=1}, vector {values=1, statuses=2,
+    event_timestamps=3}, timestamp {seconds=1, nanos=2}.
+    """
+
+    def __init__(self, response: CachedResponse) -> None:
+        self._plan = response._plan
+        self._columns = response._columns
+        self._protos = response._protos
+        self._rows = response._rows
+        self._wall_us = response._wall_us
+
+    def message(self) -> GetOnlineFeaturesResponse:
+        parts = [self._plan.names_field]
+        for index, column in enumerate(self._plan.entities):
+            parts.append(self._entity_vector(index, column.kind))
+        for group, rows in zip(self._plan.groups, self._rows, strict=True):
+            parts += self._feature_vectors(group, rows)
+        message: GetOnlineFeaturesResponse = GetOnlineFeaturesResponse.FromString(b"".join(parts))
+        return message
+
+    def _entity_vector(self, index: int, kind: str) -> bytes:
+        if self._protos is not None and index in self._protos:
+            values = [value.SerializeToString() for value in self._protos[index]]
+        else:
+            values = [Value(**{kind: v}).SerializeToString() for v in self._columns[index]]
+        times = b"\x1a\x00" * len(values)
+        return _vector(values, bytes([PRESENT]) * len(values), times)
+
+    def _feature_vectors(self, group: PlanGroup, rows: Sequence[bytes]) -> list[bytes]:
+        layout = group.view.layout
+        times = b"".join([_field(0x1A, _timestamp(layout.event_us(row))) for row in rows])
+        present = bytes([self._present_status(group, row) for row in rows])
+        if any(row[FLAGS_AT] for row in rows):
+            return _vectors_with_states(group, rows, present, times)
+        tail = _field(0x12, present) + times
+        if layout.is_wire:
+            return [_wire_vector(layout, rows, position, tail) for position in group.positions]
+        items = [layout.serialized(row) for row in rows]
+        return [
+            _field(0x12, b"".join([_field(0x0A, item[at] or b"") for item in items]) + tail)
+            for at in group.positions
+        ]
+
+    def _present_status(self, group: PlanGroup, row: bytes) -> int:
+        if not group.max_age_us or is_absent(row):
+            return int(PRESENT)
+        moment = group.view.layout.event_us(row)
+        is_old = moment is not None and self._wall_us - moment > group.max_age_us
+        return int(OUTSIDE_MAX_AGE if is_old else PRESENT)
+
+
+def _vectors_with_states(
+    group: PlanGroup, rows: Sequence[bytes], present: bytes, times: bytes
+) -> list[bytes]:
+    layout = group.view.layout
+    items = [layout.serialized(row) for row in rows]
+    states = [layout.states(row) for row in rows]
+    return [
+        _vector(
+            [item[at] or b"" for item in items],
+            bytes(
+                MISSING if state[at] == NOT_FOUND else here
+                for state, here in zip(states, present, strict=True)
+            ),
+            times,
+        )
+        for at in group.positions
+    ]
+
+
+def _wire_vector(layout: Layout, rows: Sequence[bytes], position: int, tail: bytes) -> bytes:
+    """A vector of floats: each cell of a row is the end of its serialized value."""
+    tag, start, end = layout.wire_cell(position)
+    before = bytes((0x0A, end - start + len(tag))) + tag
+    body = before + before.join([row[start:end] for row in rows]) + tail
+    return b"\x12" + _varint(len(body)) + body
+
+
+def _vector(values: Sequence[bytes], statuses: bytes, times: bytes) -> bytes:
+    body = b"".join([_field(0x0A, value) for value in values])
+    return _field(0x12, body + _field(0x12, statuses) + times)
+
+
+def _field(tag: int, body: bytes) -> bytes:
+    size = len(body)
+    if size < 128:
+        return bytes((tag, size)) + body
+    return bytes((tag,)) + _varint(size) + body
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _timestamp(moment_us: int | None) -> bytes:
+    if not moment_us:
+        return b""
+    seconds, micros = divmod(moment_us, 1_000_000)
+    body = b"\x08" + _varint(seconds % (1 << 64)) if seconds else b""
+    return body + (b"\x10" + _varint(micros * 1_000) if micros else b"")

@@ -1,0 +1,207 @@
+"""Everything a cached store holds once it knows its configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feast import RepoConfig
+from feast.infra.online_stores.helpers import compute_versioned_name
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+from feast.value_type import ValueType
+
+from hotplate.clock import SYSTEM_CLOCK, Clock
+from hotplate.codec import Column, Layout, kind_of
+from hotplate.contracts import Source, View
+from hotplate.core.engine import Bound, Engine, Want
+from hotplate.invalidation.local import Domain, domain_of
+from hotplate.keys import EntityShape, ViewIdentity, shape_and_values
+from hotplate.policy import PolicyLayers
+from hotplate.serving.plan import PlanInputs
+from hotplate.serving.plans import Plans
+from hotplate.serving.policies import PolicyBook
+from hotplate.serving.wrapped import WrappedStore
+from hotplate.sources.feast import FeastSource
+from hotplate.sources.postgres import PostgresReader, is_postgres_store
+from hotplate.sources.redis import RedisReader, is_redis_store
+from hotplate.stats import CacheStats, GroupCounters
+from hotplate.tiers.memory import MemoryBounds
+
+if TYPE_CHECKING:
+    from hotplate.online_store import CachedOnlineStoreConfig
+
+__all__ = ["Runtime"]
+
+
+class Runtime:
+    """The engine, the plans and the wrapped store of one `CachedOnlineStore`.
+
+    Args:
+        config: Feast's configuration, whose `online_store` is Hotplate's.
+        clock: where ages come from.
+    """
+
+    def __init__(self, config: RepoConfig, clock: Clock = SYSTEM_CLOCK) -> None:
+        settings: CachedOnlineStoreConfig = config.online_store
+        self.settings = settings
+        self.clock = clock
+        self.project = config.project
+        self.wrapped = WrappedStore(settings.store)
+        self.wrapped.config(config)
+        self.versioning = bool(config.registry.enable_online_feature_view_versioning)
+        self.domain: Domain = domain_of(_source_name(config, settings))
+        self.engine = Engine(
+            _ChosenSource(self.wrapped),
+            self.domain,
+            MemoryBounds(
+                settings.memory.max_entries,
+                settings.memory.max_bytes,
+                settings.memory.absent_share,
+            ),
+            clock,
+        )
+        self.policies = PolicyBook(settings.layers())
+        self.plans = Plans(
+            PlanInputs(self.resolve, self.engine.memory.get, clock, settings.enforce_max_age)
+        )
+        self.passed: Counter[str] = Counter()
+        self.cache_faults = 0
+
+    @property
+    def layers(self) -> PolicyLayers:
+        """The deployment's policy maps."""
+        return self.policies.layers
+
+    # -- views ----------------------------------------------------------------------------------
+
+    def resolve(
+        self, table: Any, requested: Sequence[str] = (), shape: EntityShape | None = None
+    ) -> tuple[View, Bound, GroupCounters]:
+        """The view of a feature view as Feast holds it, its policy and its counters.
+
+        Args:
+            table: Feast's feature view.
+            requested: features asked for; one that the view does not declare becomes a column too.
+            shape: the entity's shape; the declared one if left out.
+        """
+        columns = [Column(field.name, field.dtype.to_value_type()) for field in table.features]
+        known = {column.name for column in columns}
+        columns += [Column(name, ValueType.UNKNOWN) for name in requested if name not in known]
+        identity = ViewIdentity(
+            project=self.project,
+            view=table.name,
+            version=compute_versioned_name(table, self.versioning),
+            columns=tuple((column.name, column.value_type.name) for column in columns),
+            shape=shape or _declared_shape(table),
+        )
+        view = self.domain.view(identity, Layout(columns))
+        group, bound = self.policies.bound(table)
+        return view, bound, self.engine.counters(group, view)
+
+    def wants(
+        self, table: Any, keys: Sequence[EntityKey], requested: Sequence[str]
+    ) -> tuple[list[Want], list[tuple[int, int]]]:
+        """What the engine is asked for where Feast hands over its own entity keys.
+
+        Returns:
+            One want for each shape among the keys, and for each key (want, position in it).
+        """
+        wants: dict[EntityShape, Want] = {}
+        order: list[EntityShape] = []
+        places: list[tuple[int, int]] = []
+        for key in keys:
+            shape, values = shape_and_values(key)
+            want = wants.get(shape)
+            if want is None:
+                view, bound, counters = self.resolve(table, requested, shape)
+                want = wants[shape] = Want(view, table, bound, counters, [])
+                order.append(shape)
+            held: list[Any] = want.keys  # type: ignore[assignment]
+            held.append((want.view.token, *values))
+            places.append((order.index(shape), len(held) - 1))
+        return [wants[shape] for shape in order], places
+
+    # -- forgetting -----------------------------------------------------------------------------
+
+    def forget_written(
+        self,
+        table: Any,
+        data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
+    ) -> None:
+        """Forget the entities of rows that were written."""
+        self.domain.invalidate_entities(
+            self.project, table.name, (shape_and_values(row[0]) for row in data)
+        )
+
+    def forget_views(self, names: Sequence[str]) -> int:
+        """Forget feature views as a whole; returns how many there were to forget."""
+        views = [
+            view
+            for name in dict.fromkeys(names)
+            for view in self.domain.views_named(self.project, name)
+        ]
+        self.domain.invalidate_views(views)
+        return len(views)
+
+    def forget_all(self) -> None:
+        """Forget everything of this project."""
+        self.domain.invalidate_all(self.project)
+
+    # -- looking --------------------------------------------------------------------------------
+
+    def stats(self) -> CacheStats:
+        """The counts now."""
+        groups = self.engine.group_counters()
+        return CacheStats(
+            groups={name: counters.snapshot() for name, counters in sorted(groups.items())},
+            entries=len(self.engine.memory),
+            bytes=self.engine.memory.size_bytes,
+            source_batches=self.engine.source_batches,
+            requests_passed=dict(self.passed),
+            cache_faults=self.cache_faults,
+        )
+
+
+class _ChosenSource:
+    """The fastest way to read the wrapped store, chosen when it is first read."""
+
+    def __init__(self, wrapped: WrappedStore) -> None:
+        self._wrapped = wrapped
+        self._sync: Source | None = None
+        self._async: Source | None = None
+
+    def load(self, requests: Sequence[Any]) -> list[list[bytes]]:
+        if self._sync is None:
+            self._sync = self._choose(self._wrapped.store)
+        return self._sync.load(requests)
+
+    async def load_async(self, requests: Sequence[Any]) -> list[list[bytes]]:
+        if self._async is None:
+            self._async = self._choose(self._wrapped.store_async)
+        return await self._async.load_async(requests)
+
+    def _choose(self, store: Any) -> Source:
+        wrapped = self._wrapped
+        if is_redis_store(store()):
+            return RedisReader(store, wrapped.current_config)
+        if is_postgres_store(store()):
+            return PostgresReader(store, wrapped.current_config)
+        return FeastSource(store, wrapped.current_config)
+
+
+def _declared_shape(table: Any) -> EntityShape:
+    declared = {field.name: field.dtype.to_value_type() for field in table.entity_columns}
+    names = sorted(declared)
+    return EntityShape(tuple(names), tuple(kind_of(declared[name]) for name in names))
+
+
+def _source_name(config: RepoConfig, settings: CachedOnlineStoreConfig) -> str:
+    """A text that is equal for two configurations exactly when they read the same store."""
+    where = str(Path(config.repo_path).resolve()) if config.repo_path else ""
+    said = json.dumps([config.project, where, settings.store], sort_keys=True, default=str)
+    return hashlib.sha256(said.encode()).hexdigest()  # the settings may hold a password

@@ -1,0 +1,97 @@
+"""The wrapped store: its configuration, one instance for threads and one for each event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any, Final
+
+from feast import RepoConfig
+from feast.infra.online_stores.helpers import get_online_store_from_config
+from feast.infra.online_stores.online_store import OnlineStore
+
+__all__ = ["WrappedStore"]
+
+# Stores of a parent process. Letting them be collected in a forked child would close the parent's
+# connections on the server's side (psycopg says goodbye over the shared socket).
+_left_behind: Final[list[Any]] = []
+
+
+class WrappedStore:
+    """The store inside, made when it is first needed.
+
+    Async clients belong to the event loop that made them; Feast's stores keep one client for good,
+    so a second `asyncio.run` fails with "Event loop is closed". Here every loop has a store of its
+    own. A forked child makes new ones.
+
+    Args:
+        settings: the wrapped store's `online_store` settings.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = dict(settings)
+        self._configs: tuple[RepoConfig, RepoConfig] | None = None
+        self._store: OnlineStore | None = None
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, OnlineStore] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def config(self, outer: RepoConfig) -> RepoConfig:
+        """The configuration that the wrapped store is given in place of `outer`."""
+        known = self._configs
+        if known is None or known[0] is not outer:
+            inner = outer.model_copy()
+            inner.online_config = dict(self._settings)
+            inner._online_store = None
+            known = self._configs = (outer, inner)
+        return known[1]
+
+    def current_config(self) -> RepoConfig:
+        """The last configuration derived; there is one once any call came through Feast."""
+        if self._configs is None:
+            raise RuntimeError("the wrapped store has no configuration yet")
+        return self._configs[1]
+
+    def store(self) -> OnlineStore:
+        """The wrapped store for synchronous calls."""
+        self._notice_fork()
+        if self._store is None:
+            with self._lock:
+                if self._store is None:
+                    self._store = self._make()
+        return self._store
+
+    def store_async(self) -> OnlineStore:
+        """The wrapped store of the running event loop."""
+        self._notice_fork()
+        loop = asyncio.get_running_loop()
+        store = self._by_loop.get(loop)
+        if store is None:
+            store = self._by_loop[loop] = self._make()
+        return store
+
+    def _make(self) -> OnlineStore:
+        return get_online_store_from_config(self.current_config().online_store)
+
+    def _notice_fork(self) -> None:
+        if self._pid == os.getpid():
+            return
+        _left_behind.extend([self._store, self._by_loop])
+        self._store = None
+        self._by_loop = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    async def close(self) -> None:
+        """Close what was opened; calling it again does nothing."""
+        self._notice_fork()
+        store, self._store = self._store, None
+        mine = self._by_loop.pop(asyncio.get_running_loop(), None)
+        for opened in (store, mine):
+            if opened is not None:
+                await opened.close()

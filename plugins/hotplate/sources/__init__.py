@@ -1,0 +1,1 @@
+"""Where the truth is read on a miss."""

@@ -1,0 +1,219 @@
+"""What the cache counts, per group.
+
+Counters are plain integers that any thread may add to. `counter.hits += n` is one step under
+CPython's interpreter lock (3.11 to 3.13 switch threads only at calls and backward jumps), and a
+test with 16 threads holds that. A snapshot is immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+__all__ = [
+    "AGE_BOUNDS_S",
+    "AgeHistogram",
+    "CacheStats",
+    "GroupCounters",
+    "GroupStats",
+    "HitCounter",
+]
+
+# Upper bounds of the age histogram, seconds: from a millisecond to a day, about a factor of 3 apart.
+AGE_BOUNDS_S: Final = (
+    0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_600.0,
+    10_800.0, 86_400.0,
+)  # fmt: skip
+AGE_SAMPLE: Final = 64
+"""One request of so many has the ages of what it was served recorded."""
+
+
+class HitCounter:
+    """Hits of one plan: one addition a request, whatever the number of its groups.
+
+    Attributes:
+        requests: requests answered wholly from memory.
+        rows: rows of these requests; each is one hit in every group of the plan.
+    """
+
+    __slots__ = ("requests", "rows")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.rows = 0
+
+
+class AgeHistogram:
+    """Ages of what was served, sampled: counts below each of `AGE_BOUNDS_S`, and the greatest."""
+
+    __slots__ = ("counts", "max_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(AGE_BOUNDS_S) + 1)
+        self.max_s = 0.0
+
+    def add(self, age_s: float) -> None:
+        """Record one age in seconds."""
+        index = 0
+        for bound in AGE_BOUNDS_S:
+            if age_s <= bound:
+                break
+            index += 1
+        self.counts[index] += 1
+        self.max_s = max(self.max_s, age_s)
+
+
+_COUNTS: Final = (
+    "hits_memory",
+    "hits_absent",
+    "last_good",
+    "coalesced",
+    "misses_cold",
+    "misses_expired",
+    "misses_never",
+    "loads",
+    "load_errors",
+    "fills_refused",
+    "refreshes",
+    "refresh_errors",
+    "refreshes_dropped",
+    "evicted_entries",
+    "evicted_bytes",
+    "evicted_absent_share",
+    "invalidated",
+    "entries",
+    "bytes",
+)
+
+
+class GroupCounters:
+    """The live counters of one group; see `GroupStats` for what each means."""
+
+    __slots__ = (*_COUNTS, "ages", "name", "plans")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        for count in _COUNTS:
+            setattr(self, count, 0)
+        self.ages = AgeHistogram()
+        self.plans: list[HitCounter] = []
+
+    hits_memory: int
+    hits_absent: int
+    last_good: int
+    coalesced: int
+    misses_cold: int
+    misses_expired: int
+    misses_never: int
+    loads: int
+    load_errors: int
+    fills_refused: int
+    refreshes: int
+    refresh_errors: int
+    refreshes_dropped: int
+    evicted_entries: int
+    evicted_bytes: int
+    evicted_absent_share: int
+    invalidated: int
+    entries: int
+    bytes: int
+
+    def add_plan(self, counter: HitCounter) -> None:
+        """Count a plan's hits as this group's; a plan's counter outlives the plan."""
+        self.plans.append(counter)
+
+    def snapshot(self) -> GroupStats:
+        """The counts now."""
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        counts["hits_memory"] += sum(plan.rows for plan in list(self.plans))
+        return GroupStats(**counts, ages=tuple(self.ages.counts), max_age_s=self.ages.max_s)
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """Counts of one group since the cache was made. One row of one request is one read.
+
+    Attributes:
+        hits_memory: reads answered from a row in memory.
+        hits_absent: reads answered from memory: the entity is known to be absent.
+        misses_cold: reads of a key that was not in memory.
+        misses_expired: reads of a key whose row was past its bound.
+        misses_never: reads that the policy excludes from caching (`cache: never`, `ttl: 0s`).
+        coalesced: misses answered by a load that another request had begun.
+        last_good: misses answered past the ttl: the source failed and the policy allows it.
+        loads: keys read from the source, refreshes included.
+        load_errors: loads that the source answered with an error.
+        fills_refused: loaded rows not kept, because an invalidation came in between.
+        refreshes: keys reloaded in the background before they expired.
+        refresh_errors: such reloads that failed.
+        refreshes_dropped: such reloads not begun because too many were waiting.
+        evicted_entries, evicted_bytes, evicted_absent_share: rows pushed out, by the bound that
+            pushed them.
+        invalidated: rows dropped by an invalidation.
+        entries, bytes: what is held now, keys and bookkeeping included.
+        ages: sampled ages of what was served, counts below each of `AGE_BOUNDS_S`.
+        max_age_s: the greatest sampled age, seconds.
+    """
+
+    hits_memory: int
+    hits_absent: int
+    last_good: int
+    coalesced: int
+    misses_cold: int
+    misses_expired: int
+    misses_never: int
+    loads: int
+    load_errors: int
+    fills_refused: int
+    refreshes: int
+    refresh_errors: int
+    refreshes_dropped: int
+    evicted_entries: int
+    evicted_bytes: int
+    evicted_absent_share: int
+    invalidated: int
+    entries: int
+    bytes: int
+    ages: tuple[int, ...]
+    max_age_s: float
+
+    @property
+    def hits(self) -> int:
+        """Reads answered from memory within their bound."""
+        return self.hits_memory + self.hits_absent
+
+    @property
+    def misses(self) -> int:
+        """Reads that memory could not answer."""
+        return self.misses_cold + self.misses_expired + self.misses_never
+
+    @property
+    def reads(self) -> int:
+        """All reads."""
+        return self.hits + self.misses
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of reads answered from memory; 0 before the first read."""
+        return self.hits / self.reads if self.reads else 0.0
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Counts of one cache.
+
+    Attributes:
+        groups: by name.
+        entries, bytes: what the memory tier holds.
+        source_batches: round trips to the source: one a request that misses, however many groups.
+        requests_passed: requests that went straight to the wrapped store, by reason.
+        cache_faults: errors of the cache itself; each was answered from the source.
+    """
+
+    groups: Mapping[str, GroupStats]
+    entries: int
+    bytes: int
+    source_batches: int
+    requests_passed: Mapping[str, int] = field(default_factory=dict)
+    cache_faults: int = 0
