@@ -327,15 +327,13 @@ class Layout:
         moment = int.from_bytes(row[16:24], "little", signed=True)
         return None if moment == NO_EVENT_TIME else moment
 
-    @property
-    def is_wire(self) -> bool:
-        """Whether a plain row's cells are its serialized values without their tags."""
-        return self._wire is not None
-
-    def wire_cell(self, position: int) -> tuple[bytes, int, int]:
-        """(tag, start, end) of one column's cell in a plain row; only where `is_wire`."""
-        start = self.offsets[position]
-        return _WIRE_FLOAT[self.kinds[position]][0], start, start + self.widths[position]
+    @cached_property
+    def wire(self) -> tuple[bytes, int] | None:
+        """(tag, width) where a plain row's cells are its serialized values without their tag."""
+        if self._wire is None or len(set(self._wire)) != 1:
+            return None
+        tag, size = self._wire[0]
+        return tag, size - len(tag)
 
     # -- numpy ----------------------------------------------------------------------------------
 
@@ -359,7 +357,7 @@ class Layout:
         return None if code is None else (_NUMPY[code], len(self.kinds))
 
     def columns_of(self, rows: Sequence[bytes], positions: Sequence[int]) -> list[list[Any]] | None:
-        """Columns as lists of Python values, where all cells are of one type and no row has flags."""
+        """Columns as Python values, where all cells are of one type and no row is longer."""
         if self._block is None:
             return None
         end = self.fixed_end
@@ -404,7 +402,7 @@ class Layout:
                 out[:, column] = np.ndarray((len(rows),), cell_type, joined, offset, (end,))
         if not is_even:
             flags = np.ndarray((len(rows),), np.uint8, joined, FLAGS_AT, (end,))
-            for index in np.flatnonzero(flags):
+            for index in np.flatnonzero(flags).tolist():
                 self._patch(rows[index], positions, out[index], into)
 
     def _patch(
@@ -445,8 +443,10 @@ def _as_moment(seconds: int) -> datetime | None:
 
 def _variable_bytes(value: Value, kind: str) -> bytes:
     if kind == "string_val":
-        return value.string_val.encode()
-    return value.bytes_val if kind == "bytes_val" else value.SerializeToString()
+        text: str = value.string_val
+        return text.encode()
+    raw: bytes = value.bytes_val if kind == "bytes_val" else value.SerializeToString()
+    return raw
 
 
 def _variable_value(kind: str, raw: bytes) -> Any:
@@ -459,5 +459,7 @@ def _variable_value(kind: str, raw: bytes) -> Any:
 
 def _variable_serialized(kind: str, raw: bytes) -> bytes:
     if kind == "string_val":
-        return Value(string_val=raw.decode()).SerializeToString()
-    return Value(bytes_val=raw).SerializeToString() if kind == "bytes_val" else raw
+        raw = Value(string_val=raw.decode()).SerializeToString()
+    elif kind == "bytes_val":
+        raw = Value(bytes_val=raw).SerializeToString()
+    return raw

@@ -69,7 +69,7 @@ def _parse_text(text: str) -> int:
     sizes = [_UNIT_NS[unit] for _, unit in parts]
     if sizes != sorted(set(sizes), reverse=True):
         raise ValueError(
-            f"'{text}' repeats a unit or has them out of order; write the largest first, as in '1h30m'"
+            f"'{text}' repeats a unit or has them out of order; write it as in '1h30m'"
         )
     return _checked(sum(round(float(number) * _UNIT_NS[unit]) for number, unit in parts), text)
 

@@ -35,8 +35,9 @@ from feast.protos.feast.types.Value_pb2 import Value as ValueProto
 from feast.repo_config import FeastConfigBaseModel, get_online_config_from_type
 from pydantic import Field, field_validator, model_validator
 
+from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.core.engine import Answer
-from hotplate.errors import ConfigError, PrecomputeNotSupportedError
+from hotplate.errors import ConfigError, HotplateError, PrecomputeNotSupportedError
 from hotplate.policy import PolicyLayers, TTLMap
 from hotplate.serving import feast_path
 from hotplate.serving.plan import Plan
@@ -151,13 +152,14 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._runtime: Runtime | None = None
+        self._clock: Clock = SYSTEM_CLOCK
         self._binding = threading.Lock()
-        self._faults_logged_s = float("-inf")
 
     def __repr__(self) -> str:
         if self._runtime is None:
             return "CachedOnlineStore(not used yet)"
-        return f"CachedOnlineStore({self._runtime.settings.store['type']}, {self._runtime.engine.memory!r})"
+        kind, memory = self._runtime.settings.store["type"], self._runtime.engine.memory
+        return f"CachedOnlineStore({kind}, {memory!r})"
 
     # -- binding --------------------------------------------------------------------------------
 
@@ -168,9 +170,19 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             with self._binding:
                 runtime = self._runtime
                 if runtime is None:
-                    runtime = self._runtime = Runtime(config)
+                    runtime = self._runtime = Runtime(config, self._clock)
         runtime.wrapped.config(config)
         return runtime
+
+    def use_clock(self, clock: Clock) -> None:
+        """Take the time from `clock`, for tests; only before the first use.
+
+        Raises:
+            HotplateError: the store has been used.
+        """
+        if self._runtime is not None:
+            raise HotplateError("the store has been used: give it the clock before its first call")
+        self._clock = clock
 
     def _inner(self, config: RepoConfig) -> tuple[OnlineStore, RepoConfig]:
         wrapped = self.runtime(config).wrapped
@@ -413,7 +425,10 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         runtime = self.runtime(config)
         if feast_path.is_synthetic(table):
             store, inner = self._inner(config)
-            return store.online_read(inner, table, list(entity_keys), _copy(requested_features))
+            rows: list[_ReadRow] = store.online_read(
+                inner, table, list(entity_keys), _copy(requested_features)
+            )
+            return rows
         read = feast_path.read_of(runtime, table, entity_keys, requested_features)
         answer = runtime.engine.read(read.wants, runtime.clock.now_ns())
         return feast_path.feast_rows(read, answer.rows)
@@ -429,9 +444,10 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         runtime = self.runtime(config)
         if feast_path.is_synthetic(table):
             store, inner = self._inner_async(config)
-            return await store.online_read_async(
+            rows: list[_ReadRow] = await store.online_read_async(
                 inner, table, list(entity_keys), _copy(requested_features)
             )
+            return rows
         read = feast_path.read_of(runtime, table, entity_keys, requested_features)
         answer = await runtime.engine.read_async(read.wants, runtime.clock.now_ns())
         return feast_path.feast_rows(read, answer.rows)

@@ -285,7 +285,8 @@ class TTLMap(Mapping[str, CachePolicy]):
                     raise PolicyError(
                         group=group,
                         key=name,
-                        problem=f"is ambiguous: {earlier[0]} says {_show(name, earlier[1])}, {origin} says {_show(name, value)}",
+                        problem=f"is ambiguous: {earlier[0]} says {_show(name, earlier[1])}, "
+                        f"{origin} says {_show(name, value)}",
                         fix=f"Name the group itself in {self.origin}, or narrow one wildcard.",
                     )
         return found

@@ -20,7 +20,7 @@ __all__ = [
     "HitCounter",
 ]
 
-# Upper bounds of the age histogram, seconds: from a millisecond to a day, about a factor of 3 apart.
+# Upper bounds of the age histogram, seconds: a millisecond to a day, about a factor of 3 apart.
 AGE_BOUNDS_S: Final = (
     0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_600.0,
     10_800.0, 86_400.0,

@@ -375,7 +375,7 @@ class Engine:
     def _take_last_good(
         self, reading: _Reading, wanted: Mapping[Key, Want], error: BaseException
     ) -> bool:
-        """Let the last value stand in for a failing source, where every group's policy allows it."""
+        """Let the last value stand in for a failing source, where every policy allows it."""
         if reading.is_refresh:
             return False  # nobody waits for it: what is in memory stays there
         stand_in: dict[Key, bytes] = {}
@@ -455,7 +455,7 @@ def run(steps: Steps, source: Source) -> Answer:
                 send = source.load(step.requests)
             else:
                 step.flight.wait()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - handed to the generator, which decides
             throw = error
 
 
@@ -475,5 +475,5 @@ async def run_async(steps: Steps, source: Source) -> Answer:
                 send = await source.load_async(step.requests)
             else:
                 await step.flight.wait_async()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - handed to the generator, which decides
             throw = error

@@ -67,6 +67,7 @@ class PlanGroup:
         bound: the policy it is read under.
         counters: its group's counters.
         positions: columns of the layout, in output order.
+        spans: (start, end) of their cells in a row.
         names: output names.
         max_age_us: Feast's own `ttl` where enforcing it is on, else 0.
     """
@@ -84,6 +85,7 @@ class PlanGroup:
         "pick",
         "positions",
         "single",
+        "spans",
         "table",
         "view",
     )
@@ -108,8 +110,13 @@ class PlanGroup:
         self._constant = list(columns) == [-1]
         self._columns = list(columns)
         self.pick = _picker(self.positions)
-        self.decode = view.layout.decode
-        self.decode_plain = view.layout.decode_plain
+        layout = view.layout
+        self.spans = [
+            (layout.offsets[position], layout.offsets[position] + layout.widths[position])
+            for position in self.positions
+        ]
+        self.decode = layout.decode
+        self.decode_plain = layout.decode_plain
         self.max_age_us = 0
 
     def keys(self, columns: Sequence[Sequence[Any]], count: int) -> list[Key]:

@@ -28,7 +28,7 @@ class Plans:
     def __init__(self, inputs: PlanInputs) -> None:
         self._inputs = inputs
         self._by_request: dict[Any, Plan | None] = {}
-        self._registry: object = None
+        self._registry: Any = None
         self._created: object = None
         self._valid_until_ns = -1
         self._last: tuple[Any, bool, str, tuple[str, ...], Plan] | None = None

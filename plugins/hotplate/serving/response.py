@@ -100,7 +100,7 @@ class CachedResponse(OnlineResponse):  # type: ignore[misc]
         return answer
 
     def freshness(self) -> dict[str, list[Freshness]]:
-        """How fresh each row is: feature view (as the request names it) -> one item a request row."""
+        """How fresh each row is: feature view, as the request names it -> one item a row."""
         found: dict[str, list[Freshness]] = {}
         for index, (group, rows) in enumerate(zip(self._plan.groups, self._rows, strict=True)):
             tiers = self._answer.tiers(index) if self._answer is not None else None
@@ -185,8 +185,8 @@ class _ProtoWriter:
         if any(row[FLAGS_AT] for row in rows):
             return _vectors_with_states(group, rows, present, times)
         tail = _field(0x12, present) + times
-        if layout.is_wire:
-            return [_wire_vector(layout, rows, position, tail) for position in group.positions]
+        if layout.wire is not None:
+            return [_wire_vectors(layout.wire, rows, group.spans, tail)] if group.spans else []
         items = [layout.serialized(row) for row in rows]
         return [
             _field(0x12, b"".join([_field(0x0A, item[at] or b"") for item in items]) + tail)
@@ -220,12 +220,20 @@ def _vectors_with_states(
     ]
 
 
-def _wire_vector(layout: Layout, rows: Sequence[bytes], position: int, tail: bytes) -> bytes:
-    """A vector of floats: each cell of a row is the end of its serialized value."""
-    tag, start, end = layout.wire_cell(position)
-    before = bytes((0x0A, end - start + len(tag))) + tag
-    body = before + before.join([row[start:end] for row in rows]) + tail
-    return b"\x12" + _varint(len(body)) + body
+def _wire_vectors(
+    wire: tuple[bytes, int], rows: Sequence[bytes], spans: Sequence[tuple[int, int]], tail: bytes
+) -> bytes:
+    """The vectors of columns of floats: each cell of a row is the end of its serialized value."""
+    tag, width = wire
+    before = bytes((0x0A, width + len(tag))) + tag
+    size = (len(before) + width) * len(rows) + len(tail)
+    head = b"\x12" + _varint(size) + before
+    if len(rows) == 1:
+        row = rows[0]
+        cells = [row[start:end] for start, end in spans]
+    else:
+        cells = [before.join([row[start:end] for row in rows]) for start, end in spans]
+    return head + (tail + head).join(cells) + tail
 
 
 def _vector(values: Sequence[bytes], statuses: bytes, times: bytes) -> bytes:

@@ -98,7 +98,8 @@ class MemoryTier:
         return len(self._rows.lru) + len(self._absent.lru)
 
     def __repr__(self) -> str:
-        return f"MemoryTier(rows={len(self._rows.lru)}, absent={len(self._absent.lru)}, bytes={self.size_bytes})"
+        rows, absent = len(self._rows.lru), len(self._absent.lru)
+        return f"MemoryTier(rows={rows}, absent={absent}, bytes={self.size_bytes})"
 
     @property
     def size_bytes(self) -> int:

@@ -1,0 +1,156 @@
+"""What Feast has no call for: statistics, policies, invalidation, the matrix reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from feast import FeatureService, FeatureStore
+from feast.data_source import PushMode
+from feast.type_map import python_values_to_proto_values
+
+from hotplate.errors import NotACachedStoreError
+from hotplate.ingestion import defragment
+from hotplate.keys import EntityShape
+from hotplate.online_store import CachedOnlineStore
+from hotplate.policy import ResolvedPolicy, read_tags
+from hotplate.serving.policies import feature_views_of, resolve_all
+from hotplate.serving.reader import MatrixReader
+from hotplate.serving.runtime import Runtime
+from hotplate.stats import CacheStats
+
+__all__ = ["Hotplate", "of"]
+
+
+def of(store: FeatureStore) -> Hotplate:
+    """The cache behind a Feast store.
+
+    Raises:
+        NotACachedStoreError: its online store is not Hotplate's.
+    """
+    return Hotplate(store)
+
+
+class Hotplate:
+    """The cache behind a Feast store.
+
+    Args:
+        store: a Feast store whose online store is `hotplate.online_store.CachedOnlineStore`.
+    """
+
+    def __init__(self, store: FeatureStore) -> None:
+        online = store._get_provider().online_store
+        if not isinstance(online, CachedOnlineStore):
+            raise NotACachedStoreError(
+                f"the online store is {type(online).__name__}, not CachedOnlineStore. In "
+                "feature_store.yaml write online_store: {type: "
+                "hotplate.online_store.CachedOnlineStore, store: {...}}"
+            )
+        self._store = store
+        self._online = online
+
+    def __repr__(self) -> str:
+        return f"Hotplate({self._online!r})"
+
+    @property
+    def runtime(self) -> Runtime:
+        """The parts behind it; for tools, not for everyday use."""
+        return self._online.runtime(self._store.config)
+
+    def stats(self) -> CacheStats:
+        """Counts per group since this process began to use the store."""
+        return self.runtime.stats()
+
+    def policies(self) -> dict[str, ResolvedPolicy]:
+        """The policy of every group, complete, with where each setting comes from.
+
+        Raises:
+            PolicyError: the tags and the deployment contradict each other.
+        """
+        views = feature_views_of(self._store.registry, self._store.project)
+        layers = self.runtime.layers
+        policies = resolve_all(layers, views)
+        layers.check_names(policies)
+        return policies
+
+    def reader(
+        self,
+        features: list[str] | FeatureService,
+        order: Sequence[str] | None = None,
+        full_feature_names: bool = False,
+    ) -> MatrixReader:
+        """A reader that returns a float32 matrix; see `MatrixReader`."""
+        return MatrixReader(self._store, self.runtime, features, order, full_feature_names)
+
+    def invalidate(
+        self, name: str, entities: Iterable[Mapping[str, Any]] | Mapping[str, Any] | None = None
+    ) -> int:
+        """Never again serve what was read before: for some entities, or for a whole group.
+
+        Args:
+            name: a group or a feature view.
+            entities: join key -> value, one mapping an entity; all of the group's if left out.
+
+        Returns:
+            How many keys were forgotten (for a whole group: how many of its views), whether or
+            not they were held.
+
+        Raises:
+            KeyError: there is no such group or view, or an entity lacks a join key.
+        """
+        views = self._views(name)
+        runtime = self.runtime
+        if entities is None:
+            return runtime.forget_views([view.name for view in views])
+        wanted = [entities] if isinstance(entities, Mapping) else list(entities)
+        return sum(
+            runtime.domain.invalidate_entities(runtime.project, view.name, _entities(view, wanted))
+            for view in views
+        )
+
+    def clear(self) -> None:
+        """Never again serve anything of this project that was read before."""
+        self.runtime.forget_all()
+
+    def _views(self, name: str) -> list[Any]:
+        views = feature_views_of(self._store.registry, self._store.project)
+        group_of = {view.name: read_tags(view.name, view.tags).group for view in views}
+        found = [view for view in views if name in (view.name, group_of[view.name])]
+        if not found:
+            known = sorted(set(group_of.values()))
+            raise KeyError(f"no group or feature view {name!r}; groups: {', '.join(known)}")
+        return found
+
+    def push(
+        self, push_source_name: str, frame: pd.DataFrame, to: PushMode = PushMode.ONLINE
+    ) -> None:
+        """`store.push` that loses no rows of an Arrow-backed frame."""
+        self._store.push(push_source_name, defragment(frame), to=to)
+
+    def write(self, feature_view_name: str, frame: pd.DataFrame) -> None:
+        """`store.write_to_online_store` that loses no rows of an Arrow-backed frame."""
+        self._store.write_to_online_store(feature_view_name, defragment(frame))
+
+
+def _entities(
+    view: Any, wanted: Sequence[Mapping[str, Any]]
+) -> list[tuple[EntityShape, tuple[Any, ...]]]:
+    declared = {field.name: field.dtype.to_value_type() for field in view.entity_columns}
+    names = sorted(declared)
+    columns = []
+    for name in names:
+        try:
+            values = [entity[name] for entity in wanted]
+        except KeyError:
+            raise KeyError(
+                f"feature view {view.name!r} is keyed by {', '.join(names)}; "
+                f"an entity lacks {name!r}"
+            ) from None
+        columns.append(python_values_to_proto_values(values, declared[name]))
+    found = []
+    for row in zip(*columns, strict=True):
+        types = tuple(value.WhichOneof("val") or "" for value in row)
+        key = tuple(getattr(v, kind) if kind else None for v, kind in zip(row, types, strict=True))
+        found.append((EntityShape(tuple(names), types), key))
+    return found
