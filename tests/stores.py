@@ -76,8 +76,7 @@ def postgres_server() -> Iterator[dict[str, Any]]:
         )
         port = _free_port()
         process = subprocess.Popen(
-            [*run_as, str(server), "-D", data, "-p", str(port), "-k", folder]
-            + ["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off"],
+            [*run_as, str(server), "-D", data, "-p", str(port), "-k", folder, *_PG_SETTINGS],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -95,6 +94,9 @@ def postgres_server() -> Iterator[dict[str, Any]]:
         finally:
             process.terminate()
             process.wait(timeout=30)
+
+
+_PG_SETTINGS = ("-c", "listen_addresses=127.0.0.1", "-c", "fsync=off")
 
 
 def _free_port() -> int:
@@ -201,9 +203,7 @@ class Repo:
     ) -> FeatureView:
         """A feature view with a push source."""
         fields = [Field(name=column, dtype=dtype) for column, dtype in schema.items()]
-        source_args = {
-            key: kw.pop(key) for key in ("created_timestamp_column",) if key in kw
-        }
+        source_args = {key: kw.pop(key) for key in ("created_timestamp_column",) if key in kw}
         return FeatureView(
             name=name,
             entities=list(entities),
@@ -238,7 +238,7 @@ def answers(store: FeatureStore, features: Any, entities: Any, **kwargs: Any) ->
             as_dict = response.to_dict()
             with_times = response.to_dict(include_event_timestamps=True)
             return as_dict, with_times, list(as_dict), message_of(response)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the error is the answer
         return type(error), str(error)
 
 

@@ -96,32 +96,21 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    # Arrow refuses rows with a field too many, where pandas drops it: "3,50" would become 3.
-    as_text = dict.fromkeys(TRANSACTION_DTYPES, pa.string())
-    as_numbers = {"TX_DATETIME": pa.string(), "TX_AMOUNT": pa.float64()}  # ids are inferred
+    # Arrow refuses rows with a field too many, where pandas drops it: "3,50" would become 3. It
+    # infers a column's kind from all its rows and leaves text what fits none, to be named later.
     try:
-        with pa_csv.open_csv(path, convert_options=_csv_options(as_text, [])) as reader:
+        with pa_csv.open_csv(path) as reader:
             present = _known_columns(path, reader.schema.names)
-        try:
-            table = pa_csv.read_csv(path, convert_options=_csv_options(as_numbers, present))
-        except pa.ArrowInvalid:
-            # As text, a value that does not fit can be named with its column and row.
-            table = pa_csv.read_csv(path, convert_options=_csv_options(as_text, present))
+        options = pa_csv.ConvertOptions(include_columns=present, strings_can_be_null=True)
+        return pa_csv.read_csv(path, convert_options=options).to_pandas()
     except (pa.ArrowException, UnicodeError) as error:
         fix = "write it again as UTF-8 with a header line, commas, and points in numbers"
         raise _unreadable(path, "CSV", error, fix) from error
-    return table.to_pandas()
 
 
 def _unreadable(path: Path, kind: str, error: Exception, fix: str) -> ValueError:
     reason = " ".join(str(error).split())  # Arrow's messages may run over several lines
     return ValueError(f"{path}: not readable as {kind} ({reason}); {fix}")
-
-
-def _csv_options(types: dict[str, pa.DataType], columns: list[str]) -> pa_csv.ConvertOptions:
-    return pa_csv.ConvertOptions(
-        column_types=types, include_columns=columns, strings_can_be_null=True
-    )
 
 
 def _known_columns(path: Path, names: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ test with 16 threads holds that. A snapshot is immutable.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -119,9 +120,14 @@ class GroupCounters:
     entries: int
     bytes: int
 
-    def add_plan(self, counter: HitCounter) -> None:
-        """Count a plan's hits as this group's; a plan's counter outlives the plan."""
+    def add_plan(self, plan: object, counter: HitCounter) -> None:
+        """Count a plan's hits as this group's, once for each view that the plan reads of it."""
         self.plans.append(counter)
+        weakref.finalize(plan, self._retire_plan, counter).atexit = False
+
+    def _retire_plan(self, counter: HitCounter) -> None:
+        self.hits_memory += counter.rows
+        self.plans.remove(counter)
 
     def snapshot(self) -> GroupStats:
         """The counts now."""

@@ -90,9 +90,7 @@ def test_composite_keys_in_any_order(repo: Repo) -> None:
     features = ["pairs:seen", "profile:age"]
     assert_same(repo, features, [{"user_id": 1, "merchant_id": "n"}])
     assert_same(repo, features, [{"merchant_id": "n", "user_id": 1}])
-    assert_same(
-        repo, features, {"merchant_id": ["m", "x", "n", "m"], "user_id": [1, 1, 1, 1]}
-    )
+    assert_same(repo, features, {"merchant_id": ["m", "x", "n", "m"], "user_id": [1, 1, 1, 1]})
     stats = repo.cache.stats().groups["pairs"]
     assert stats.loads == 3  # ("m"), ("n"), ("x"): once each
 
@@ -120,13 +118,14 @@ def test_feature_service(repo: Repo) -> None:
 def test_join_key_alias(repo: Repo) -> None:
     """An aliased join key reads the same rows under another name."""
     views = {view.name: view for view in repo.hot.list_feature_views()}
-    aliased = views["profile"].with_name("payer").with_join_key_map({"user_id": "payer_id"})
-    service = FeatureService(name="alias", features=[views["profile"], aliased])
-    repo.apply(service)
-    assert_same(
-        repo, service, [{"user_id": 1, "payer_id": 2}, {"user_id": 2, "payer_id": 2}],
-        full_feature_names=True,
+    payer = views["profile"].with_name("payer").with_join_key_map({"user_id": "payer_id"})
+    payee = views["profile"].with_name("payee").with_join_key_map({"user_id": "payee_id"})
+    repo.apply(FeatureService(name="alias", features=[payer, payee]))
+    rows = [{"payee_id": 1, "payer_id": 2}, {"payee_id": 2, "payer_id": 2}]
+    as_dict, *_ = assert_same(
+        repo, repo.hot.get_feature_service("alias"), rows, full_feature_names=True
     )
+    assert as_dict["payer__age"] == [40, 40]
     assert repo.cache.stats().groups["profile"].loads == 2
 
 
@@ -162,9 +161,7 @@ def test_frames_and_tables(repo: Repo) -> None:
 
 def test_version_metadata(repo: Repo) -> None:
     """A request for version metadata gets it, on a miss and on a hit."""
-    assert_same(
-        repo, ALL, [{"user_id": 1}], include_feature_view_version_metadata=True
-    )
+    assert_same(repo, ALL, [{"user_id": 1}], include_feature_view_version_metadata=True)
 
 
 def test_online_read_returns_requested_features(repo: Repo) -> None:
@@ -199,7 +196,5 @@ def test_the_three_rows_of_a_chunked_frame_are_three_rows(repo: Repo) -> None:
     )
     frame["event_time"] = frame_of(x=[1])["event_time"][0]
     repo.cache.push("counts_push", frame)
-    got = repo.hot.get_online_features(
-        ["counts:n1"], {"user_id": [101, 102, 103]}
-    ).to_dict()
+    got = repo.hot.get_online_features(["counts:n1"], {"user_id": [101, 102, 103]}).to_dict()
     assert got["n1"] == [1, 2, 3]

@@ -68,9 +68,6 @@ def two_transactions(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame(plain | columns)
 
 
-# --- what is kept --------------------------------------------------------------------------------
-
-
 @both_kinds
 def test_a_written_simulation_reads_back_equal(write: Writer, tmp_path: Path) -> None:
     """Both kinds of file give back the simulated table, bit for bit."""
@@ -91,6 +88,17 @@ def test_the_published_file_loads_unchanged() -> None:
     loaded = load_transactions(PUBLISHED)
     pd.testing.assert_frame_equal(loaded, pd.read_parquet(PUBLISHED), check_exact=True)
     assert (len(loaded), loaded["TX_FRAUD"].sum()) == (1_754_155, 14_681)
+
+
+def test_csv_amounts_keep_every_digit(tmp_path: Path) -> None:
+    """Amounts of 17 digits, far below whole ones in a CSV file, are read back exactly."""
+    table = pd.concat([two_transactions()] * 30_000, ignore_index=True)
+    digits = np.random.default_rng(0).random(1_000)
+    table["TRANSACTION_ID"] = table.index
+    table["TX_AMOUNT"] = [*["7"] * (len(table) - 1_000), *(repr(float(x)) for x in digits)]
+    table["TX_DATETIME"] = pd.Timestamp("2018-04-01")
+    loaded = load_transactions(write_csv(table, tmp_path))
+    assert (loaded["TX_AMOUNT"].tail(1_000) == digits).all()
 
 
 @both_kinds
@@ -138,9 +146,6 @@ def test_ids_written_as_text_or_categories_are_numbers(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(
         loaded, load_transactions(write_parquet(two_transactions(), tmp_path))
     )
-
-
-# --- time ----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
@@ -221,9 +226,6 @@ def test_a_date_is_its_midnight(tmp_path: Path) -> None:
     table = two_transactions(TX_DATETIME=[date(2018, 4, 1), date(2018, 4, 2)])
     loaded = load_transactions(write_parquet(table, tmp_path))
     assert loaded["TX_DATETIME"].iloc[1] == pd.Timestamp("2018-04-02")
-
-
-# --- what is refused -----------------------------------------------------------------------------
 
 
 def assert_refused(path: Path, column: str, problem: str, fix: str) -> None:
@@ -311,9 +313,10 @@ def test_times_that_are_no_times_are_refused(write: Writer, tmp_path: Path) -> N
     assert_refused(path, "TX_DATETIME", "first 'soon' in data row 1", fix)
 
 
-def test_times_that_are_numbers_are_refused(tmp_path: Path) -> None:
+@both_kinds
+def test_times_that_are_numbers_are_refused(write: Writer, tmp_path: Path) -> None:
     """A number does not tell its unit or epoch and is not guessed at."""
-    path = write_parquet(two_transactions(TX_DATETIME=[1_522_540_831, 1_522_540_832]), tmp_path)
+    path = write(two_transactions(TX_DATETIME=[1_522_540_831, 1_522_540_832]), tmp_path)
     assert_refused(path, "TX_DATETIME", "a number, not a time", "write it as a timestamp")
 
 

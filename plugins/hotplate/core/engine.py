@@ -26,7 +26,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from hotplate.clock import Clock
 from hotplate.codec import PREFIX_BYTES, is_absent, stamp_of
@@ -126,7 +126,8 @@ class WaitStep:
     flight: Flight
 
 
-Steps: TypeAlias = Generator[LoadStep | WaitStep, Any, Answer]
+_T = TypeVar("_T")
+Steps: TypeAlias = Generator[LoadStep | WaitStep, Any, _T]
 
 
 class _Reading:
@@ -134,6 +135,7 @@ class _Reading:
 
     __slots__ = (
         "answer_of",
+        "is_async",
         "is_refresh",
         "missing",
         "now_ns",
@@ -142,8 +144,16 @@ class _Reading:
         "wants",
     )
 
-    def __init__(self, wants: Sequence[Want], now_ns: int, *, is_refresh: bool = False) -> None:
+    def __init__(
+        self,
+        wants: Sequence[Want],
+        now_ns: int,
+        *,
+        is_async: bool = False,
+        is_refresh: bool = False,
+    ) -> None:
         self.wants = wants
+        self.is_async = is_async
         self.is_refresh = is_refresh
         self.now_ns = now_ns
         self.answer_of: dict[Key, bytes] = {}
@@ -222,14 +232,14 @@ class Engine:
         Raises:
             Exception: whatever the source raised, unless the policy lets the last value stand in.
         """
-        return run(self._read(wants, now_ns), self.source)
+        return run(self._read(wants, now_ns, is_async=False), self.source)
 
     async def read_async(self, wants: Sequence[Want], now_ns: int) -> Answer:
         """The same on the running event loop."""
-        return await run_async(self._read(wants, now_ns), self.source)
+        return await run_async(self._read(wants, now_ns, is_async=True), self.source)
 
-    def _read(self, wants: Sequence[Want], now_ns: int) -> Steps:
-        reading = _Reading(wants, now_ns)
+    def _read(self, wants: Sequence[Want], now_ns: int, *, is_async: bool) -> Steps[Answer]:
+        reading = _Reading(wants, now_ns, is_async=is_async)
         for want in wants:
             self._look(reading, want)
         while reading.missing:
@@ -277,9 +287,9 @@ class Engine:
 
     # -- loading --------------------------------------------------------------------------------
 
-    def _load_missing(self, reading: _Reading, missing: dict[Key, Want]) -> Steps:
+    def _load_missing(self, reading: _Reading, missing: dict[Key, Want]) -> Steps[None]:
         shared = {key for key, want in missing.items() if want.bound.policy.is_cached}
-        own, others = self.flights.board(shared)
+        own, others = self.flights.board(shared, is_async=reading.is_async)
         to_load = {key: want for key, want in missing.items() if key not in shared}
         if own is not None:
             to_load |= {key: missing[key] for key in own.keys}
@@ -294,11 +304,10 @@ class Engine:
         for flight, keys in others.items():
             yield WaitStep(flight)
             self._take_landed(reading, flight, {key: missing[key] for key in keys}, missing)
-        return reading.answer()
 
     def _load_own(
         self, reading: _Reading, flight: Flight | None, to_load: dict[Key, Want]
-    ) -> Steps:
+    ) -> Steps[None]:
         rows: dict[Key, bytes] = dict(flight.rows) if flight is not None else {}
         try:
             if to_load:
@@ -310,14 +319,13 @@ class Engine:
                 flight.crash(error if is_sources else None)
             if not is_sources or not self._take_last_good(reading, to_load, error):
                 raise
-            return reading.answer()
+            return
         if flight is not None:
             self.flights.leave(flight)
             flight.land(rows)
         for key in to_load:
             reading.answer_of[key] = rows[key]
             reading.origins[key] = Tier.SOURCE
-        return reading.answer()
 
     def _ask_source(self, to_load: dict[Key, Want]) -> Generator[LoadStep, Any, dict[Key, bytes]]:
         """Load keys in one batch, stamp them, keep those that may be kept."""
@@ -401,7 +409,7 @@ class Engine:
 
     def _refresh(self, due: Mapping[Key, Want]) -> None:
         """Reload keys before they expire; runs on the refresher's thread."""
-        flight, _ = self.flights.board(due)
+        flight, _ = self.flights.board(due, is_async=False)
         if flight is None:
             return
         to_load = {key: due[key] for key in flight.keys}
@@ -439,7 +447,7 @@ class Engine:
         self.refresher.restart_after_fork()
 
 
-def run(steps: Steps, source: Source) -> Answer:
+def run(steps: Steps[_T], source: Source) -> _T:
     """Drive a read on this thread."""
     send: Any = None
     throw: BaseException | None = None
@@ -447,8 +455,8 @@ def run(steps: Steps, source: Source) -> Answer:
         try:
             step = steps.send(send) if throw is None else steps.throw(throw)
         except StopIteration as end:
-            answer: Answer = end.value
-            return answer
+            result: _T = end.value
+            return result
         send, throw = None, None
         try:
             if isinstance(step, LoadStep):
@@ -459,7 +467,7 @@ def run(steps: Steps, source: Source) -> Answer:
             throw = error
 
 
-async def run_async(steps: Steps, source: Source) -> Answer:
+async def run_async(steps: Steps[_T], source: Source) -> _T:
     """Drive a read on the running event loop."""
     send: Any = None
     throw: BaseException | None = None
@@ -467,8 +475,8 @@ async def run_async(steps: Steps, source: Source) -> Answer:
         try:
             step = steps.send(send) if throw is None else steps.throw(throw)
         except StopIteration as end:
-            answer: Answer = end.value
-            return answer
+            result: _T = end.value
+            return result
         send, throw = None, None
         try:
             if isinstance(step, LoadStep):

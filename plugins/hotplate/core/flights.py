@@ -50,7 +50,7 @@ class Flight:
         self.error = error
         self._done.set_result(None)
 
-    def can_wait(self) -> bool:
+    def can_block(self) -> bool:
         """Whether this thread may block until the flight ends.
 
         It may not when the flight is performed by a task of the loop that this very thread runs:
@@ -81,8 +81,14 @@ class Flights:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def board(self, keys: Iterable[Key]) -> tuple[Flight | None, dict[Flight, list[Key]]]:
+    def board(
+        self, keys: Iterable[Key], *, is_async: bool
+    ) -> tuple[Flight | None, dict[Flight, list[Key]]]:
         """Split missing keys into those to load and those being loaded.
+
+        Args:
+            keys: distinct keys.
+            is_async: whether the caller awaits flights instead of blocking its thread.
 
         Returns:
             A new flight for the keys nobody loads (None if there are none), and the flights to
@@ -94,7 +100,7 @@ class Flights:
         with self._lock:
             for key in keys:
                 flight = self._by_key.get(key)
-                if flight is None or not flight.can_wait():
+                if flight is None or not (is_async or flight.can_block()):
                     own.append(key)
                 else:
                     others.setdefault(flight, []).append(key)

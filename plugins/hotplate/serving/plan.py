@@ -151,6 +151,7 @@ class Plan:
     """
 
     __slots__ = (
+        "__weakref__",
         "_ages_due",
         "_get",
         "entities",
@@ -182,8 +183,8 @@ class Plan:
         ).SerializeToString()
         self.is_enforced = any(group.max_age_us for group in groups)
         self.hits = HitCounter()
-        for counters in {id(group.counters): group.counters for group in groups}.values():
-            counters.add_plan(self.hits)
+        for group in groups:
+            group.counters.add_plan(self, self.hits)
         self._get = get
         self._ages_due = 0
 

@@ -95,3 +95,7 @@ class WrappedStore:
         for opened in (store, mine):
             if opened is not None:
                 await opened.close()
+                # Feast's Redis store leaves its async client open
+                client = getattr(opened, "_client_async", None)
+                if client is not None and hasattr(client, "aclose"):
+                    await client.aclose()
