@@ -139,7 +139,7 @@ class MemoryTier:
                     refused += 1
                 else:
                     self._put(key, row)
-            self._evict()
+                    self._evict()
         return refused
 
     def _put(self, key: Key, row: bytes) -> None:
