@@ -12,9 +12,10 @@ from feast.type_map import python_values_to_proto_values
 
 from hotplate.errors import NotACachedStoreError
 from hotplate.ingestion import defragment
-from hotplate.keys import EntityShape
+from hotplate.keys import EntityShape, Key
 from hotplate.online_store import CachedOnlineStore
 from hotplate.policy import ResolvedPolicy, read_tags
+from hotplate.serving.plan import entity_column
 from hotplate.serving.policies import feature_views_of, resolve_all
 from hotplate.serving.reader import MatrixReader
 from hotplate.serving.runtime import Runtime
@@ -49,6 +50,8 @@ class Hotplate:
             )
         self._store = store
         self._online = online
+        self._created: object = None
+        self._known: dict[str, list[_Target]] = {}
 
     def __repr__(self) -> str:
         return f"Hotplate({self._online!r})"
@@ -99,24 +102,35 @@ class Hotplate:
         Raises:
             KeyError: there is no such group or view, or an entity lacks a join key.
         """
-        views = self._views(name)
+        targets = self._targets(name)
         runtime = self.runtime
         if entities is None:
-            return runtime.forget_views([view.name for view in views])
+            return runtime.forget_views([target.view for target in targets])
         wanted = [entities] if isinstance(entities, Mapping) else list(entities)
         return sum(
-            runtime.domain.invalidate_entities(runtime.project, view.name, _entities(view, wanted))
-            for view in views
+            runtime.domain.invalidate_entities(runtime.project, target.view, target.read(wanted))
+            for target in targets
         )
 
     def clear(self) -> None:
         """Never again serve anything of this project that was read before."""
         self.runtime.forget_all()
 
-    def _views(self, name: str) -> list[Any]:
+    def _targets(self, name: str) -> list[_Target]:
+        """The views that a name stands for, looked up once for each state of the registry."""
+        registry = self._store.registry
+        created = getattr(registry, "cached_registry_proto_created", None)
+        if created is None or created is not self._created:
+            self._created, self._known = created, {}
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = self._look_up(name)
+        return found
+
+    def _look_up(self, name: str) -> list[_Target]:
         views = feature_views_of(self._store.registry, self._store.project)
         group_of = {view.name: read_tags(view.name, view.tags).group for view in views}
-        found = [view for view in views if name in (view.name, group_of[view.name])]
+        found = [_Target(view) for view in views if name in (view.name, group_of[view.name])]
         if not found:
             known = sorted(set(group_of.values()))
             raise KeyError(f"no group or feature view {name!r}; groups: {', '.join(known)}")
@@ -133,24 +147,33 @@ class Hotplate:
         self._store.write_to_online_store(feature_view_name, defragment(frame))
 
 
-def _entities(
-    view: Any, wanted: Sequence[Mapping[str, Any]]
-) -> list[tuple[EntityShape, tuple[Any, ...]]]:
-    declared = {field.name: field.dtype.to_value_type() for field in view.entity_columns}
-    names = sorted(declared)
-    columns = []
-    for name in names:
-        try:
-            values = [entity[name] for entity in wanted]
-        except KeyError:
-            raise KeyError(
-                f"feature view {view.name!r} is keyed by {', '.join(names)}; "
-                f"an entity lacks {name!r}"
-            ) from None
-        columns.append(python_values_to_proto_values(values, declared[name]))
-    found = []
-    for row in zip(*columns, strict=True):
-        types = tuple(value.WhichOneof("val") or "" for value in row)
-        key = tuple(getattr(v, kind) if kind else None for v, kind in zip(row, types, strict=True))
-        found.append((EntityShape(tuple(names), types), key))
-    return found
+class _Target:
+    """A feature view whose entities are to be forgotten.
+
+    Attributes:
+        view: its name.
+    """
+
+    def __init__(self, table: Any) -> None:
+        self.view: str = table.name
+        declared = {field.name: field.dtype.to_value_type() for field in table.entity_columns}
+        self._columns = [entity_column(name, declared[name]) for name in sorted(declared)]
+        names = tuple(column.name for column in self._columns)
+        self._shape = EntityShape(names, tuple(column.kind for column in self._columns))
+
+    def read(self, wanted: Sequence[Mapping[str, Any]]) -> list[tuple[EntityShape, Key]]:
+        """The entities, their values brought to the declared types as Feast does it."""
+        columns: list[list[Any]] = []
+        for column in self._columns:
+            try:
+                values = [entity[column.name] for entity in wanted]
+            except KeyError:
+                raise KeyError(
+                    f"feature view {self.view!r} is keyed by {', '.join(self._shape.join_keys)}; "
+                    f"an entity lacks {column.name!r}"
+                ) from None
+            if column.exact is None or set(map(type, values)) != {column.exact}:
+                made = python_values_to_proto_values(values, column.value_type)
+                values = [getattr(value, column.kind) for value in made]
+            columns.append(values)
+        return [(self._shape, row) for row in zip(*columns, strict=True)]

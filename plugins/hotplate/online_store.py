@@ -24,6 +24,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from feast import Entity, FeatureService, FeatureView, RepoConfig
+from feast.errors import FeastError
 from feast.infra.infra_object import InfraObject
 from feast.infra.online_stores.online_store import OnlineStore
 from feast.infra.registry.base_registry import BaseRegistry
@@ -52,6 +53,9 @@ __all__ = ["CachedOnlineStore", "CachedOnlineStoreConfig", "MemoryConfig"]
 
 _TYPE: Final = "hotplate.online_store.CachedOnlineStore"
 _log = logging.getLogger("hotplate.online_store")
+
+# What resolving and coercing a wrong request raises; Feast's own path raises it again.
+_FEASTS_OWN: Final = (FeastError, ValueError, TypeError, KeyError, IndexError, OverflowError)
 
 _Row = tuple[EntityKeyProto, dict[str, ValueProto], datetime, datetime | None]
 _ReadRow = tuple[datetime | None, dict[str, ValueProto] | None]
@@ -220,7 +224,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         """Answer a request from memory, and from the wrapped store what memory does not hold."""
         runtime = self._runtime or self.runtime(config)
         if not include_feature_view_version_metadata:
-            request = self._prepare(
+            request = self._try_prepare(
                 runtime, config, features, entity_rows, registry, project, full_feature_names
             )
             if type(request) is CachedResponse:
@@ -264,7 +268,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         """As `get_online_features`, for callers on an event loop."""
         runtime = self._runtime or self.runtime(config)
         if not include_feature_view_version_metadata:
-            request = self._prepare(
+            request = self._try_prepare(
                 runtime, config, features, entity_rows, registry, project, full_feature_names
             )
             if type(request) is CachedResponse:
@@ -293,6 +297,30 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             full_feature_names,
             include_feature_view_version_metadata,
         )
+
+    def _try_prepare(
+        self,
+        runtime: Runtime,
+        config: RepoConfig,
+        features: Any,
+        entity_rows: Any,
+        registry: Any,
+        project: str,
+        is_full: bool,
+    ) -> CachedResponse | _Request | None:
+        """As `_prepare`; whatever goes wrong here is answered by Feast's own path instead.
+
+        A wrong request is refused there in Feast's own words; a fault of the cache is counted and
+        costs no more than time.
+        """
+        try:
+            return self._prepare(runtime, config, features, entity_rows, registry, project, is_full)
+        except Exception as error:  # noqa: BLE001 - the border: a cache fault is a miss
+            if isinstance(error, _FEASTS_OWN):
+                runtime.passed["refused"] += 1
+            else:
+                runtime.note_fault(error)
+            return None
 
     def _prepare(
         self,

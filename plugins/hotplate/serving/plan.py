@@ -35,7 +35,7 @@ from hotplate.core.engine import Bound, Want
 from hotplate.keys import Key
 from hotplate.stats import AGE_SAMPLE, GroupCounters, HitCounter
 
-__all__ = ["EntityColumn", "Plan", "PlanGroup", "compile_plan"]
+__all__ = ["EntityColumn", "Plan", "PlanGroup", "PlanInputs", "compile_plan", "entity_column"]
 
 # declared type -> the Python type that Feast takes over unchanged, value for value
 _EXACT: Final = {ValueType.INT64: int, ValueType.INT32: int, ValueType.STRING: str}
@@ -278,7 +278,7 @@ def compile_plan(
     ) = context
     if on_demand or request_data or not all(name in join_keys for name in given):
         return None
-    entities = [_entity_column(name, entity_types.get(name)) for name in given]
+    entities = [entity_column(name, entity_types.get(name)) for name in given]
     groups: list[PlanGroup] = []
     for table, requested in grouped_refs:
         columns = _columns_of(table, entity_map, given, bool(is_entityless))
@@ -306,7 +306,8 @@ def compile_plan(
     return plan if is_plain and groups else None
 
 
-def _entity_column(name: str, value_type: ValueType | None) -> EntityColumn:
+def entity_column(name: str, value_type: ValueType | None) -> EntityColumn:
+    """A column of entity values by its name and declared type."""
     declared = value_type or ValueType.UNKNOWN
     return EntityColumn(name, declared, kind_of(declared), _EXACT.get(declared))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from feast import RepoConfig
 from feast.infra.online_stores.helpers import compute_versioned_name
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from hotplate.online_store import CachedOnlineStoreConfig
 
 __all__ = ["Runtime"]
+
+_FAULT_LOG_EVERY_S: Final = 60.0
+_log = logging.getLogger("hotplate")
 
 
 class Runtime:
@@ -71,6 +75,7 @@ class Runtime:
         )
         self.passed: Counter[str] = Counter()
         self.cache_faults = 0
+        self._fault_logged_s = float("-inf")
 
     @property
     def layers(self) -> PolicyLayers:
@@ -151,6 +156,14 @@ class Runtime:
     def forget_all(self) -> None:
         """Forget everything of this project."""
         self.domain.invalidate_all(self.project)
+
+    def note_fault(self, error: Exception) -> None:
+        """Count a fault of the cache itself, and log it once a minute."""
+        self.cache_faults += 1
+        now_s = self.clock.now_ns() / 1e9
+        if now_s - self._fault_logged_s >= _FAULT_LOG_EVERY_S:
+            self._fault_logged_s = now_s
+            _log.error("the cache failed and the source answers instead: %r", error)
 
     # -- looking --------------------------------------------------------------------------------
 

