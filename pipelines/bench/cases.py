@@ -198,9 +198,9 @@ def memory_of_a_row(shop: Shop, rounds: int) -> list[Line]:
     runtime.forget_all()
     shop.hot.get_online_features(shop.features, _rows(1)).to_dict()
     (view,) = runtime.domain.views_named(runtime.project, "v0")
-    held = runtime.engine.memory.peek((view.token, 0))
+    held = runtime.engine.memory.peek(view.key((0,)))
     assert held is not None
-    keys = [(view.token, i) for i in range(1_000_000)]
+    keys = [view.key((i,)) for i in range(1_000_000)]
     gc.collect()
     before = _resident_bytes()
     for start in range(0, len(keys), 10_000):

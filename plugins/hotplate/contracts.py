@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from hotplate.codec import Layout
-from hotplate.keys import Key, ViewIdentity
+from hotplate.keys import Key, ViewIdentity, has_integer_keys, key_base, make_key
 
 __all__ = ["ABSENT", "MISS", "Freshness", "LoadRequest", "Source", "Tier", "View"]
 
@@ -42,16 +42,28 @@ class View:
     Attributes:
         identity: what separates its entries from all others.
         layout: how its rows are packed.
-        token: the first item of its keys. Replaced when the view as a whole is invalidated: the
+        has_integer_keys: whether its keys are integers.
+        base: what is added to the value of such a key.
+        token: what its keys begin with. Replaced when the view as a whole is invalidated: the
             entries under the old token can then no longer be reached.
     """
 
-    __slots__ = ("identity", "layout", "token")
+    __slots__ = ("base", "has_integer_keys", "identity", "layout", "token")
 
     def __init__(self, identity: ViewIdentity, layout: Layout, token: int) -> None:
         self.identity = identity
         self.layout = layout
+        self.has_integer_keys = has_integer_keys(identity.shape)
+        self.renew(token)
+
+    def renew(self, token: int) -> None:
+        """From now on keys begin with another token."""
         self.token = token
+        self.base = key_base(token)
+
+    def key(self, values: tuple[Any, ...]) -> Key:
+        """The key of an entity by its values, in the order of the sorted join keys."""
+        return make_key(self.token, values, is_integer=self.has_integer_keys)
 
     def __repr__(self) -> str:
         return f"View({self.identity.project}:{self.identity.view} token={self.token})"

@@ -12,7 +12,7 @@ from feast.type_map import python_values_to_proto_values
 
 from hotplate.errors import NotACachedStoreError
 from hotplate.ingestion import defragment
-from hotplate.keys import EntityShape, Key
+from hotplate.keys import EntityShape
 from hotplate.online_store import CachedOnlineStore
 from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.plan import entity_column
@@ -161,7 +161,9 @@ class _Target:
         names = tuple(column.name for column in self._columns)
         self._shape = EntityShape(names, tuple(column.kind for column in self._columns))
 
-    def read(self, wanted: Sequence[Mapping[str, Any]]) -> list[tuple[EntityShape, Key]]:
+    def read(
+        self, wanted: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[EntityShape, tuple[Any, ...]]]:
         """The entities, their values brought to the declared types as Feast does it."""
         columns: list[list[Any]] = []
         for column in self._columns:

@@ -1,24 +1,73 @@
 """The identity of an entry: which view of which schema, and which entity.
 
-A key in the memory tier is a tuple `(token, value, ...)`. The token is a small integer that
-stands for one `ViewIdentity`: project, view, version, schema and the *types* of the entity's
-join keys; the values follow in the order of the sorted join keys. So two projects, two versions
-of a view, two schemas and two key types (the int32 1 and the int64 1) never share an entry, and
-composite keys do not depend on the order in which a caller names them.
+A key in the memory tier is a token and the entity's values, in the order of the sorted join keys.
+The token is an integer that stands for one `ViewIdentity`: project, view, version, schema and the
+*types* of the entity's join keys. So two projects, two versions of a view, two schemas and two key
+types (the int32 1 and the int64 1) never share an entry, and composite keys do not depend on the
+order in which a caller names them.
+
+A key is a tuple `(token, value, ...)`; where the entity is one integer, as most are, it is the
+integer `(token << 64) + value`, which is made, hashed and compared in a third of the time, and does
+not occupy the garbage collector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 
-__all__ = ["EntityShape", "Key", "ViewIdentity", "entity_key", "shape_and_values"]
+__all__ = [
+    "EntityShape",
+    "Key",
+    "ViewIdentity",
+    "entity_key",
+    "has_integer_keys",
+    "key_base",
+    "make_key",
+    "shape_and_values",
+    "token_of",
+    "values_of",
+]
 
-Key: TypeAlias = tuple[Any, ...]
+Key: TypeAlias = int | tuple[Any, ...]
+
+_INTEGERS: Final = frozenset({("int64_val",), ("int32_val",)})
+_SHIFT: Final = 64
+_HALF: Final = 1 << 63
+
+
+def has_integer_keys(shape: EntityShape) -> bool:
+    """Whether the keys of an entity of this shape are integers."""
+    return shape.types in _INTEGERS
+
+
+def make_key(token: int, values: tuple[Any, ...], *, is_integer: bool) -> Key:
+    """The key of an entity."""
+    return (token << _SHIFT) + values[0] if is_integer else (token, *values)
+
+
+def key_base(token: int) -> int:
+    """What is added to the value of an integer key."""
+    return token << _SHIFT
+
+
+def token_of(key: Key) -> int:
+    """The token that a key begins with."""
+    if isinstance(key, int):
+        return (key + _HALF) >> _SHIFT
+    token: int = key[0]
+    return token
+
+
+def values_of(key: Key) -> tuple[Any, ...]:
+    """The entity's values that a key holds."""
+    if isinstance(key, int):
+        return (((key + _HALF) & ((1 << _SHIFT) - 1)) - _HALF,)
+    return key[1:]
 
 
 @dataclass(frozen=True)

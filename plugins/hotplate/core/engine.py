@@ -329,9 +329,9 @@ class Engine:
 
     def _ask_source(self, to_load: dict[Key, Want]) -> Generator[LoadStep, Any, dict[Key, bytes]]:
         """Load keys in one batch, stamp them, keep those that may be kept."""
-        by_view: dict[int, tuple[Want, list[Key]]] = {}
+        by_view: dict[View, tuple[Want, list[Key]]] = {}
         for key, want in to_load.items():
-            by_view.setdefault(key[0], (want, []))[1].append(key)
+            by_view.setdefault(want.view, (want, []))[1].append(key)
         batches = list(by_view.values())
         requests = [LoadRequest(want.view, want.table, keys) for want, keys in batches]
         versions = {key: self.memory.version(key) for key in to_load}

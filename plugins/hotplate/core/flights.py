@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
-from hotplate.keys import Key
+from hotplate.keys import Key, token_of
 
 __all__ = ["Flight", "Flights"]
 
@@ -131,7 +131,7 @@ class Flights:
     def detach_tokens(self, tokens: frozenset[int]) -> None:
         """The same for every key that begins with one of these tokens."""
         with self._lock:
-            for key in [key for key in self._by_key if key[0] in tokens]:
+            for key in [key for key in self._by_key if token_of(key) in tokens]:
                 del self._by_key[key]
 
     def restart_after_fork(self) -> None:

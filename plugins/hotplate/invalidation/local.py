@@ -11,13 +11,15 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from hotplate.codec import Layout
 from hotplate.contracts import View
 from hotplate.keys import EntityShape, Key, ViewIdentity
 
 __all__ = ["Domain", "Member", "domain_of"]
+
+_SPREAD: Final = 0x9E37_79B9_7F4A_7C15  # odd, so that no two tokens are equal
 
 
 class Member(Protocol):
@@ -64,7 +66,8 @@ class Domain:
         return found
 
     def _take_token(self) -> int:
-        token = self._next_token
+        # spread over 60 bits: keys of neighbouring tokens must not have neighbouring hashes
+        token = self._next_token * _SPREAD & ((1 << 60) - 1)
         self._next_token += 1
         return token
 
@@ -95,9 +98,7 @@ class Domain:
         by_shape: dict[EntityShape, list[View]] = {}
         for view in views:
             by_shape.setdefault(view.identity.shape, []).append(view)
-        keys = [
-            (view.token, *values) for shape, values in entities for view in by_shape.get(shape, ())
-        ]
+        keys = [view.key(values) for shape, values in entities for view in by_shape.get(shape, ())]
         if keys:
             for member in list(self._members):
                 member.forget_keys(keys)
@@ -108,7 +109,7 @@ class Domain:
         with self._lock:
             for view in views:
                 self._retired.add(view.token)
-                view.token = self._take_token()
+                view.renew(self._take_token())
                 self._by_token[view.token] = view
             retired = frozenset(self._retired)
         for member in list(self._members):

@@ -80,6 +80,7 @@ class PlanGroup:
         "decode",
         "decode_plain",
         "fresh_ns",
+        "integer",
         "max_age_us",
         "names",
         "pick",
@@ -107,6 +108,7 @@ class PlanGroup:
         self.positions = [position for _, position in outputs]
         self.fresh_ns = bound.surely_fresh_ns
         self.single = columns[0] if len(columns) == 1 and columns[0] >= 0 else None
+        self.integer = self.single if view.has_integer_keys else None
         self._constant = list(columns) == [-1]
         self._columns = list(columns)
         self.pick = _picker(self.positions)
@@ -121,9 +123,14 @@ class PlanGroup:
 
     def keys(self, columns: Sequence[Sequence[Any]], count: int) -> list[Key]:
         """The key of each of `count` request rows."""
-        token = self.view.token
+        view = self.view
         if self.single is not None:
+            if view.has_integer_keys:
+                base = view.base
+                return [base + value for value in columns[self.single]]
+            token = view.token
             return [(token, value) for value in columns[self.single]]
+        token = view.token
         if self._constant:
             return [(token, DUMMY_ENTITY_VAL)] * count
         return list(zip(repeat(token), *(columns[index] for index in self._columns), strict=False))
@@ -204,8 +211,8 @@ class Plan:
                 threshold = group.bound.threshold(now_ns)
             if count == 1:
                 row = get(
-                    (group.view.token, columns[group.single][0])
-                    if group.single is not None
+                    group.view.base + columns[group.integer][0]
+                    if group.integer is not None
                     else group.keys(columns, 1)[0]
                 )
                 if row is None or row <= threshold:

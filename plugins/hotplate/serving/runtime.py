@@ -127,7 +127,7 @@ class Runtime:
                 want = wants[shape] = Want(view, table, bound, counters, [])
                 order.append(shape)
             held: list[Any] = want.keys  # type: ignore[assignment]
-            held.append((want.view.token, *values))
+            held.append(want.view.key(values))
             places.append((order.index(shape), len(held) - 1))
         return [wants[shape] for shape in order], places
 

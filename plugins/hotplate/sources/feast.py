@@ -17,7 +17,7 @@ from feast.infra.online_stores.online_store import OnlineStore
 
 from hotplate.codec import Layout, SourceRow, event_us
 from hotplate.contracts import LoadRequest
-from hotplate.keys import entity_key
+from hotplate.keys import entity_key, values_of
 
 __all__ = ["BatchReader", "FeastSource", "encode_rows", "entity_keys", "names_of"]
 
@@ -77,7 +77,7 @@ def names_of(request: LoadRequest) -> list[str]:
 def entity_keys(request: LoadRequest) -> list[Any]:
     """Feast's entity keys of a request."""
     shape = request.view.identity.shape
-    return [entity_key(shape, key[1:]) for key in request.keys]
+    return [entity_key(shape, values_of(key)) for key in request.keys]
 
 
 def encode_rows(

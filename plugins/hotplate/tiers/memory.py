@@ -23,7 +23,7 @@ from typing import Any, Final
 import cachebox
 
 from hotplate.codec import is_absent
-from hotplate.keys import Key
+from hotplate.keys import Key, token_of
 
 __all__ = ["EvictionCause", "MemoryBounds", "MemoryTier"]
 
@@ -135,7 +135,7 @@ class MemoryTier:
         refused = 0
         with self._lock:
             for key, row, version in items:
-                if self._versions[hash(key) % _STRIPES] != version or not is_current(key[0]):
+                if self._versions[hash(key) % _STRIPES] != version or not is_current(token_of(key)):
                     refused += 1
                 else:
                     self._put(key, row)
@@ -147,7 +147,7 @@ class MemoryTier:
         size = _cost(key, row)
         replaced = into.lru.insert(key, row)
         into.size += size
-        self._on_added(key[0], size)
+        self._on_added(token_of(key), size)
         if replaced is not None:
             self._account(into, key, replaced, None, is_replaced=True)
         moved = other.lru.pop(key, None)
@@ -166,9 +166,9 @@ class MemoryTier:
         freed = _cost(key, row)
         shelf.size -= freed
         if is_replaced:
-            self._on_added(key[0], -freed)
+            self._on_added(token_of(key), -freed)
         else:
-            self._on_removed(key[0], freed, cause)
+            self._on_removed(token_of(key), freed, cause)
 
     def _evict(self) -> None:
         bounds = self.bounds
@@ -212,7 +212,7 @@ class MemoryTier:
         dropped = 0
         with self._lock:
             for shelf in (self._rows, self._absent):
-                for key in [key for key in _snapshot(shelf) if key[0] in tokens]:
+                for key in [key for key in _snapshot(shelf) if token_of(key) in tokens]:
                     row = shelf.lru.pop(key, None)
                     if row is not None:
                         self._account(shelf, key, row, None)
@@ -244,5 +244,5 @@ def _snapshot(shelf: _Shelf) -> list[Key]:
 
 
 def _cost(key: Key, row: bytes | Any) -> int:
-    values = sum(map(sys.getsizeof, key[1:]))
-    return sys.getsizeof(key) + values + sys.getsizeof(row) + _SLOT_BYTES
+    size = sys.getsizeof(key) + sys.getsizeof(row) + _SLOT_BYTES
+    return size if isinstance(key, int) else size + sum(map(sys.getsizeof, key[1:]))

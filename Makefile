@@ -1,0 +1,56 @@
+# Two commands do everything on a fresh machine with Python 3.11 to 3.13:
+#   make demo    sees what the cache saves, on transactions
+#   make test    lint, types and tests
+SHELL := /bin/bash
+PYTHON ?= $(firstword $(foreach v,python3.11 python3.12 python3.13 python3,$(shell command -v $(v) 2>/dev/null)))
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: help demo test lint types fast soak bench bench-short clean
+
+help: ## show this
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 to 3.13 found: set PYTHON=/path/to/python3.11"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+	  || { echo "make: $(PYTHON) is not Python 3.11 to 3.13: set PYTHON=/path/to/python3.11"; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml
+	@echo "installing Hotplate and what the demo needs into $(VENV) (a minute or two the first time)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml
+	@echo "installing Hotplate and what its tests need into $(VENV) (a minute or two the first time)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.demo ## embedded server, feature repo, transactions scored with and without the cache, a page of plots
+	$(BIN)/python -m pipelines.demo $(ARGS)
+
+lint: $(VENV)/.dev ## ruff
+	$(BIN)/ruff check --output-format concise .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## mypy --strict
+	$(BIN)/mypy
+
+test: lint types fast ## lint, types, tests (minutes)
+
+fast: $(VENV)/.dev ## tests alone
+	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.dev ## the randomized comparison with the bare store, 100,000 operations a store (an hour)
+	HOTPLATE_ORACLE_EXAMPLES=1800 $(BIN)/python -m pytest tests/online_store/test_oracle.py -s $(ARGS)
+
+bench: $(VENV)/.dev ## every number of the README against Feast alone; writes out/bench/table.md
+	$(BIN)/python -m pipelines.bench $(ARGS)
+
+bench-short: $(VENV)/.dev ## the same in a minute, for CI: it must run, its numbers mean little
+	$(BIN)/python -m pipelines.bench --rounds 1 --entities 2000 --trace-limit 50000 $(ARGS)
+
+clean: ## remove what make made
+	rm -rf $(VENV) out build .pytest_cache .mypy_cache .ruff_cache .hypothesis feature_repo/data
