@@ -265,8 +265,8 @@ def counting(shop: Shop, rounds: int) -> list[Line]:
     counted_s = (time.perf_counter() - began - empty_s) / repeats
     (plan,) = [
         p
-        for p in shop.cache.runtime.plans._by_request.values()
-        if p is not None and len(p.groups) == VIEWS
+        for p in shop.cache.runtime.plans
+        if len(p.groups) == VIEWS
     ][:1]
     found = plan.hit([[0]], 1, shop.cache.runtime.clock.now_ns())
     assert found is not None

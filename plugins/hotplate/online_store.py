@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -119,6 +118,7 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
         TTLMap(self.ttl_map)
         for name, policies in self.profiles.items():
             TTLMap(policies, origin=f"profiles[{name!r}]")
+        self.profile()
         return self
 
     def profile(self) -> str | None:
@@ -157,7 +157,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     def __init__(self) -> None:
         self._runtime: Runtime | None = None
         self._clock: Clock = SYSTEM_CLOCK
-        self._binding = threading.Lock()
+        self._bound: dict[str, Runtime] = {}
 
     def __repr__(self) -> str:
         if self._runtime is None:
@@ -171,10 +171,9 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         """Everything behind this store, made on the first call."""
         runtime = self._runtime
         if runtime is None:
-            with self._binding:
-                runtime = self._runtime
-                if runtime is None:
-                    runtime = self._runtime = Runtime(config, self._clock)
+            # one step for all threads, without a lock that a forked child could find held
+            runtime = self._bound.setdefault("runtime", Runtime(config, self._clock))
+            self._runtime = runtime
         runtime.wrapped.config(config)
         return runtime
 
@@ -203,11 +202,10 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             return SupportedAsyncMethods()
         return self._runtime.wrapped.store().async_supported
 
-    def _is_versioned_read_supported(self) -> bool:
-        if self._runtime is None:
-            return False
-        supported: bool = self._runtime.wrapped.store()._is_versioned_read_supported()
-        return supported
+    def _check_versioned_read_support(self, grouped_refs: list[Any]) -> None:
+        # Feast decides by the store's class, and keeps what it decided: ask the wrapped store
+        if self._runtime is not None:
+            self._runtime.wrapped.store()._check_versioned_read_support(grouped_refs)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -244,7 +242,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
                     full_feature_names=full_feature_names,
                     include_feature_view_version_metadata=include_feature_view_version_metadata,
                 )
-        runtime.policies.renew(registry, project)
+        runtime.policies.renew(registry, project, runtime.clock.now_ns())
         return super().get_online_features(
             config,
             features,
@@ -287,7 +285,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
                     full_feature_names=full_feature_names,
                     include_feature_view_version_metadata=include_feature_view_version_metadata,
                 )
-        runtime.policies.renew(registry, project)
+        runtime.policies.renew(registry, project, runtime.clock.now_ns())
         return await super().get_online_features_async(
             config,
             features,
@@ -375,7 +373,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             return None
         if getattr(features, "precompute_online", False):
             return None
-        runtime.policies.renew(registry, project)
+        runtime.policies.renew(registry, project, now_ns)
         plan, grouped = runtime.plans.compile(features, is_full, project, given, registry, now_ns)
         runtime.wrapped.store()._check_versioned_read_support(grouped)
         return plan

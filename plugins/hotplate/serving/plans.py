@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,6 +18,19 @@ _PLANS_MAX: Final = 4096
 _NOT_COMPILED: Final = object()
 
 
+class _State:
+    """The plans of one state of one registry; replaced as a whole, so that no lock is needed."""
+
+    __slots__ = ("by_request", "created", "last", "registry", "valid_until_ns")
+
+    def __init__(self, registry: Any, created: Any, valid_until_ns: int) -> None:
+        self.registry = registry
+        self.created = created
+        self.valid_until_ns = valid_until_ns
+        self.by_request: dict[Any, Plan | None] = {}
+        self.last: tuple[Any, bool, str, tuple[str, ...], Plan] | None = None
+
+
 class Plans:
     """Compiled requests by what was asked for.
 
@@ -27,14 +40,13 @@ class Plans:
 
     def __init__(self, inputs: PlanInputs) -> None:
         self._inputs = inputs
-        self._by_request: dict[Any, Plan | None] = {}
-        self._registry: Any = None
-        self._created: object = None
-        self._valid_until_ns = -1
-        self._last: tuple[Any, bool, str, tuple[str, ...], Plan] | None = None
+        self._state = _State(None, None, -1)
 
     def __len__(self) -> int:
-        return len(self._by_request)
+        return len(self._state.by_request)
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter([plan for plan in list(self._state.by_request.values()) if plan is not None])
 
     def find(
         self,
@@ -44,15 +56,16 @@ class Plans:
         given: tuple[str, ...],
         registry: Any,
         now_ns: int,
-    ) -> Plan | object | None:
+    ) -> Plan | None | object:
         """The plan of a request; None where it has none; `NOT_COMPILED` where nobody has tried."""
+        state = self._state
         if (
-            registry is not self._registry
-            or now_ns > self._valid_until_ns
-            or registry.cached_registry_proto_created is not self._created
+            registry is not state.registry
+            or now_ns > state.valid_until_ns
+            or registry.cached_registry_proto_created is not state.created
         ):
             return _NOT_COMPILED
-        last = self._last
+        last = state.last
         if (
             last is not None
             and last[0] == features
@@ -61,9 +74,9 @@ class Plans:
             and last[2] == project
         ):
             return last[4]
-        plan = self._by_request.get(_request_key(features, is_full, project, given), _NOT_COMPILED)
+        plan = state.by_request.get(_request_key(features, is_full, project, given), _NOT_COMPILED)
         if type(features) is list and isinstance(plan, Plan):
-            self._last = (list(features), is_full, project, given, plan)
+            state.last = (list(features), is_full, project, given, plan)
         return plan
 
     def compile(
@@ -83,31 +96,30 @@ class Plans:
         Raises:
             Exception: what Feast raises for an unknown view, feature or service.
         """
+        before = getattr(registry, "cached_registry_proto_created", None)
         context = utils._get_cached_request_context(registry, project, features, is_full)
-        self._renew(registry, now_ns)
         plan = compile_plan(context, given, is_full, self._inputs)
-        if len(self._by_request) < _PLANS_MAX:
-            self._by_request[_request_key(features, is_full, project, given)] = plan
+        state = self._renewed(registry, now_ns)
+        # a registry that was refreshed meanwhile leaves a plan good for this request only
+        if before is state.created and len(state.by_request) < _PLANS_MAX:
+            state.by_request[_request_key(features, is_full, project, given)] = plan
         return plan, context[5]
 
-    def _renew(self, registry: Any, now_ns: int) -> None:
+    def _renewed(self, registry: Any, now_ns: int) -> _State:
+        state = self._state
         created = getattr(registry, "cached_registry_proto_created", None)
         if (
-            registry is self._registry
-            and created is self._created
-            and now_ns <= self._valid_until_ns
+            registry is not state.registry
+            or created is not state.created
+            or now_ns > state.valid_until_ns
         ):
-            return
-        self._by_request = {}
-        self._last = None
-        self._registry, self._created = registry, created
-        self._valid_until_ns = -1 if created is None else now_ns + _valid_for_ns(registry, created)
+            until_ns = -1 if created is None else now_ns + _valid_for_ns(registry, created)
+            state = self._state = _State(registry, created, until_ns)
+        return state
 
     def clear(self) -> None:
         """Forget every plan."""
-        self._registry = None
-        self._by_request = {}
-        self._last = None
+        self._state = _State(None, None, -1)
 
 
 def is_not_compiled(plan: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from feast.infra.registry.base_registry import BaseRegistry
 
@@ -15,6 +15,7 @@ from hotplate.policy import PolicyLayers, ResolvedPolicy, TaggedPolicy, TTLMap, 
 
 __all__ = ["PolicyBook", "feature_views_of", "resolve_all"]
 
+_READ_EVERY_NS: Final = 10_000_000_000
 _log = logging.getLogger("hotplate.policy")
 
 
@@ -62,14 +63,19 @@ class PolicyBook:
         self._tagged: Mapping[str, list[TaggedPolicy]] = {}
         self._bounds: dict[str, Bound] = {}
         self._seen: object = None
+        self._read_ns = 0
         self._reported: set[str] = set()
 
-    def renew(self, registry: BaseRegistry, project: str) -> None:
-        """Read the tags again if the registry's cache was refreshed since."""
+    def renew(self, registry: BaseRegistry, project: str, now_ns: int) -> None:
+        """Read the tags again if the registry's cache was refreshed since.
+
+        A registry that keeps no cache of its own (Feast's remote one) is asked every 10 s.
+        """
         created = getattr(registry, "cached_registry_proto_created", None)
         seen = (id(registry), created, project)
-        if created is not None and seen == self._seen:
+        if seen == self._seen and (created is not None or now_ns - self._read_ns < _READ_EVERY_NS):
             return
+        self._read_ns = now_ns
         said: dict[str, list[TaggedPolicy]] = {}
         for view in feature_views_of(registry, project):
             try:

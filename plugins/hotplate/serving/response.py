@@ -110,6 +110,10 @@ class CachedResponse(OnlineResponse):  # type: ignore[misc]
             ]
         return found
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a copy for another process is Feast's own response: plans and rows stay here
+        return OnlineResponse, (self.proto, dict(self._feature_types))
+
     def __repr__(self) -> str:
         count = len(self._rows[0]) if self._rows else 0
         return f"CachedResponse({count} rows, {len(self._plan.names)} columns)"

@@ -33,7 +33,7 @@ class WrappedStore:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = dict(settings)
-        self._configs: tuple[RepoConfig, RepoConfig] | None = None
+        self._configs: tuple[tuple[RepoConfig, RepoConfig], ...] = ()
         self._store: OnlineStore | None = None
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, OnlineStore] = (
             weakref.WeakKeyDictionary()
@@ -43,19 +43,21 @@ class WrappedStore:
 
     def config(self, outer: RepoConfig) -> RepoConfig:
         """The configuration that the wrapped store is given in place of `outer`."""
-        known = self._configs
-        if known is None or known[0] is not outer:
-            inner = outer.model_copy()
-            inner.online_config = dict(self._settings)
-            inner._online_store = None
-            known = self._configs = (outer, inner)
-        return known[1]
+        for known, derived in self._configs:
+            if known is outer:
+                return derived
+        inner = outer.model_copy()
+        inner.online_config = dict(self._settings)
+        inner._online_store = None
+        # Feast hands over one or two equal objects; keep the last few, newest first
+        self._configs = ((outer, inner), *self._configs[:3])
+        return inner
 
     def current_config(self) -> RepoConfig:
         """The last configuration derived; there is one once any call came through Feast."""
-        if self._configs is None:
+        if not self._configs:
             raise RuntimeError("the wrapped store has no configuration yet")
-        return self._configs[1]
+        return self._configs[0][1]
 
     def store(self) -> OnlineStore:
         """The wrapped store for synchronous calls."""

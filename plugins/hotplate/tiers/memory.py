@@ -31,6 +31,7 @@ __all__ = ["EvictionCause", "MemoryBounds", "MemoryTier"]
 # sizes of the objects themselves; `make bench` prints it again.
 _SLOT_BYTES: Final = 90
 _STRIPES: Final = 4096
+_SWEEP_KEYS: Final = 1_000
 
 
 class EvictionCause(Enum):
@@ -210,13 +211,16 @@ class MemoryTier:
             How many rows were dropped.
         """
         dropped = 0
-        with self._lock:
-            for shelf in (self._rows, self._absent):
-                for key in [key for key in _snapshot(shelf) if token_of(key) in tokens]:
-                    row = shelf.lru.pop(key, None)
-                    if row is not None:
-                        self._account(shelf, key, row, None)
-                        dropped += 1
+        for shelf in (self._rows, self._absent):
+            doomed = [key for key in _snapshot(shelf) if token_of(key) in tokens]
+            # nothing is added under a retired token, so the lock may be given up in between
+            for start in range(0, len(doomed), _SWEEP_KEYS):
+                with self._lock:
+                    for key in doomed[start : start + _SWEEP_KEYS]:
+                        row = shelf.lru.pop(key, None)
+                        if row is not None:
+                            self._account(shelf, key, row, None)
+                            dropped += 1
         return dropped
 
     def restart_after_fork(self) -> None:
