@@ -56,7 +56,7 @@ class Plans:
         given: tuple[str, ...],
         registry: Any,
         now_ns: int,
-    ) -> Plan | None | object:
+    ) -> Plan | object | None:
         """The plan of a request; None where it has none; `NOT_COMPILED` where nobody has tried."""
         state = self._state
         if (
