@@ -222,7 +222,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         """Answer a request from memory, and from the wrapped store what memory does not hold."""
         runtime = self._runtime or self.runtime(config)
         if not include_feature_view_version_metadata:
-            request = self._try_prepare(
+            request = self._prepare(
                 runtime, config, features, entity_rows, registry, project, full_feature_names
             )
             if type(request) is CachedResponse:
@@ -266,7 +266,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         """As `get_online_features`, for callers on an event loop."""
         runtime = self._runtime or self.runtime(config)
         if not include_feature_view_version_metadata:
-            request = self._try_prepare(
+            request = self._prepare(
                 runtime, config, features, entity_rows, registry, project, full_feature_names
             )
             if type(request) is CachedResponse:
@@ -296,30 +296,6 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             include_feature_view_version_metadata,
         )
 
-    def _try_prepare(
-        self,
-        runtime: Runtime,
-        config: RepoConfig,
-        features: Any,
-        entity_rows: Any,
-        registry: Any,
-        project: str,
-        is_full: bool,
-    ) -> CachedResponse | _Request | None:
-        """As `_prepare`; whatever goes wrong here is answered by Feast's own path instead.
-
-        A wrong request is refused there in Feast's own words; a fault of the cache is counted and
-        costs no more than time.
-        """
-        try:
-            return self._prepare(runtime, config, features, entity_rows, registry, project, is_full)
-        except Exception as error:  # noqa: BLE001 - the border: a cache fault is a miss
-            if isinstance(error, _FEASTS_OWN):
-                runtime.passed["refused"] += 1
-            else:
-                runtime.note_fault(error)
-            return None
-
     def _prepare(
         self,
         runtime: Runtime,
@@ -330,7 +306,30 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         project: str,
         is_full: bool,
     ) -> CachedResponse | _Request | None:
-        """The response where memory has it all, else what to ask for; None for Feast's own path."""
+        """The response where memory has it all, else what to ask for; None for Feast's own path.
+
+        Whatever goes wrong here is answered by Feast's own path instead: a wrong request is refused
+        there in Feast's own words; a fault of the cache is counted and costs no more than time.
+        """
+        try:
+            return self._look(runtime, config, features, entity_rows, registry, project, is_full)
+        except Exception as error:  # noqa: BLE001 - the border: a cache fault is a miss
+            if isinstance(error, _FEASTS_OWN):
+                runtime.passed["refused"] += 1
+            else:
+                runtime.note_fault(error)
+            return None
+
+    def _look(
+        self,
+        runtime: Runtime,
+        config: RepoConfig,
+        features: Any,
+        entity_rows: Any,
+        registry: Any,
+        project: str,
+        is_full: bool,
+    ) -> CachedResponse | _Request | None:
         regular = columns_of(entity_rows)
         if regular is None or project != runtime.project:
             return None

@@ -120,5 +120,5 @@ def _unknown(settings: OddOnlineStoreConfig, names: Sequence[str]) -> _Row:
     if settings.unknown == "unset":
         return _EPOCH, {name: Value() for name in names}
     if settings.unknown == "time_only":
-        return datetime(2026, 1, 1), None  # noqa: DTZ001 - naive on purpose
+        return datetime(2026, 1, 1), None
     return (None, {}) if settings.unknown == "empty" else (None, None)

@@ -73,18 +73,23 @@ class CachedResponse(OnlineResponse):  # type: ignore[misc]
         if self._proto is not None:
             answer: dict[str, Any] = super().to_dict(include_event_timestamps)
             return answer
-        plan = self._plan
-        values: list[list[Any]] = [list(column) for column in self._columns]
-        for group, rows in zip(plan.groups, self._rows, strict=True):
-            if len(rows) == 1:
-                row = rows[0]
-                decode = group.decode if row[FLAGS_AT] else group.decode_plain
-                values += [[value] for value in group.pick(decode(row))]
-            else:
+        names = self._plan.names
+        if len(self._rows[0]) == 1:
+            values = [[value] for value in self._only_row()]
+        else:
+            values = [list(column) for column in self._columns]
+            for group, rows in zip(self._plan.groups, self._rows, strict=True):
                 values += _feature_columns(group, rows)
         if not include_event_timestamps:
-            return dict(zip(plan.names, values, strict=True))
+            return dict(zip(names, values, strict=True))
         return self._with_times(values)
+
+    def _only_row(self) -> list[Any]:
+        flat = [column[0] for column in self._columns]
+        for group, rows in zip(self._plan.groups, self._rows, strict=True):
+            row = rows[0]
+            flat += group.pick((group.decode if row[FLAGS_AT] else group.decode_plain)(row))
+        return flat
 
     def _with_times(self, values: list[list[Any]]) -> dict[str, Any]:
         count = len(self._columns[0]) if self._columns else len(self._rows[0])
@@ -112,11 +117,15 @@ class CachedResponse(OnlineResponse):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a copy for another process is Feast's own response: plans and rows stay here
-        return OnlineResponse, (self.proto, dict(self._feature_types))
+        return _rebuild, (self.proto.SerializeToString(), dict(self._feature_types))
 
     def __repr__(self) -> str:
         count = len(self._rows[0]) if self._rows else 0
         return f"CachedResponse({count} rows, {len(self._plan.names)} columns)"
+
+
+def _rebuild(message: bytes, feature_types: dict[str, Any]) -> OnlineResponse:
+    return OnlineResponse(GetOnlineFeaturesResponse.FromString(message), feature_types)
 
 
 def _freshness(group: PlanGroup, row: bytes, now_ns: int, tier: Tier) -> Freshness:
