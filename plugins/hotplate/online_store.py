@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 
 from feast import Entity, FeatureService, FeatureView, RepoConfig
 from feast.errors import FeastError
+from feast.importer import import_class
 from feast.infra.infra_object import InfraObject
 from feast.infra.online_stores.online_store import OnlineStore
 from feast.infra.registry.base_registry import BaseRegistry
@@ -58,6 +59,11 @@ _FEASTS_OWN: Final = (FeastError, ValueError, TypeError, KeyError, IndexError, O
 
 _Row = tuple[EntityKeyProto, dict[str, ValueProto], datetime, datetime | None]
 _ReadRow = tuple[datetime | None, dict[str, ValueProto] | None]
+
+
+# Types of the stores wrapped in this process. A store that has had no call yet does not know its
+# own, and what it is asked then (`hasattr`) depends on it.
+_wrapped_types: Final[set[str]] = set()
 
 
 class MemoryConfig(FeastConfigBaseModel):  # type: ignore[misc]
@@ -111,6 +117,7 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
         if kind == _TYPE:
             raise ValueError("store: a cached store cannot wrap itself; name the store inside")
         get_online_config_from_type(kind)(**value)
+        _wrapped_types.add(kind)
         return value
 
     @model_validator(mode="after")
@@ -511,7 +518,18 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         finally:
             self.runtime(config).forget_written(table, data)
 
-    async def update_online_store_async(
+    def __getattr__(self, name: str) -> Any:
+        # Feast asks whether a store has this method before it uses it; only DynamoDB's does
+        if name == "update_online_store_async" and self._can_update_in_place():
+            return self._update_online_store_async
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _can_update_in_place(self) -> bool:
+        runtime = self.__dict__.get("_runtime")
+        stores = [runtime.wrapped.store()] if runtime else map(_store_class, _wrapped_types)
+        return any(hasattr(store, "update_online_store_async") for store in stores)
+
+    async def _update_online_store_async(
         self,
         config: RepoConfig,
         table: FeatureView,
@@ -521,10 +539,6 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     ) -> None:
         """Update in place where the wrapped store can (DynamoDB), then forget what was updated."""
         store, inner = self._inner_async(config)
-        if not hasattr(store, "update_online_store_async"):
-            raise NotImplementedError(
-                f"Online store {type(store).__name__} does not support async update expressions."
-            )
         try:
             await store.update_online_store_async(
                 config=inner, table=table, data=data, update_expressions=update_expressions, **more
@@ -655,6 +669,14 @@ class _precompute_explained:
                 "precomputed vectors only where the online store is its own Redis store itself. "
                 "Leave precompute_online out: the cache already answers without reading the store."
             ) from error
+
+
+def _store_class(kind: str) -> type:
+    config = get_online_config_from_type(kind)
+    found: type = import_class(
+        config.__module__, config.__name__.removesuffix("Config"), "OnlineStore"
+    )
+    return found
 
 
 def _copy(names: list[str] | None) -> list[str] | None:

@@ -162,3 +162,17 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
     with pytest.raises(redis.exceptions.ConnectionError) as caught:  # nobody listens on port 1
         online_store.online_read(repo.hot.config, repo.view("v", {"age": Int64}), [key], ["age"])
     assert "hunter2" not in shown + str(caught.value) + repr(online_store)
+
+
+def test_update_in_place_is_offered_only_where_the_wrapped_store_has_it(repo: Repo) -> None:
+    """Feast asks with `hasattr`, also before the first call; the answer is the wrapped store's."""
+    import asyncio
+
+    fresh = repo.open_hot()
+    for store in (fresh, repo.hot):
+        assert not hasattr(store._get_provider().online_store, "update_online_store_async")
+    with pytest.raises(NotImplementedError):
+        asyncio.run(repo.hot.update_online_store("v", frame_of(user_id=[1], age=[2]), {}))
+    inner = repo.cache.runtime.wrapped.store()
+    inner.update_online_store_async = None  # type: ignore[attr-defined]
+    assert hasattr(repo.hot._get_provider().online_store, "update_online_store_async")
