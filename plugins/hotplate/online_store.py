@@ -322,7 +322,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             return self._look(runtime, config, features, entity_rows, registry, project, is_full)
         except Exception as error:  # noqa: BLE001 - the border: a cache fault is a miss
             if isinstance(error, _FEASTS_OWN):
-                runtime.passed["refused"] += 1
+                runtime.passed.refused += 1
             else:
                 runtime.note_fault(error)
             return None
@@ -387,9 +387,9 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     def _passed_to(self, runtime: Runtime, features: Any) -> OnlineStore | None:
         """The wrapped store where a request must go straight to it, and the reason counted."""
         if not getattr(features, "precompute_online", False):
-            runtime.passed["feast_path"] += 1
+            runtime.passed.feast_path += 1
             return None
-        runtime.passed["precomputed"] += 1
+        runtime.passed.precomputed += 1
         return runtime.wrapped.store()
 
     def _read_features_per_fv(

@@ -19,6 +19,7 @@ __all__ = [
     "GroupCounters",
     "GroupStats",
     "HitCounter",
+    "PassedCounters",
 ]
 
 # Upper bounds of the age histogram, seconds: a millisecond to a day, about a factor of 3 apart.
@@ -43,6 +44,21 @@ class HitCounter:
     def __init__(self) -> None:
         self.requests = 0
         self.rows = 0
+
+
+class PassedCounters:
+    """Requests that were not answered from a plan, by reason; see `CacheStats.requests_passed`."""
+
+    __slots__ = ("feast_path", "precomputed", "refused")
+
+    def __init__(self) -> None:
+        self.feast_path = 0
+        self.precomputed = 0
+        self.refused = 0
+
+    def snapshot(self) -> dict[str, int]:
+        """The counts now."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class AgeHistogram:
@@ -213,7 +229,9 @@ class CacheStats:
         groups: by name.
         entries, bytes: what the memory tier holds.
         source_batches: round trips to the source: one a request that misses, however many groups.
-        requests_passed: requests that went straight to the wrapped store, by reason.
+        requests_passed: requests that no plan answered: `feast_path` took Feast's own path with
+            the cache below it, `precomputed` went straight to the wrapped store, `refused` were
+            wrong in themselves (and are among those of Feast's own path, which says why).
         cache_faults: errors of the cache itself; each was answered from the source.
     """
 

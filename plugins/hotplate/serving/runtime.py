@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +29,7 @@ from hotplate.serving.wrapped import WrappedStore
 from hotplate.sources.feast import FeastSource
 from hotplate.sources.postgres import PostgresReader, is_postgres_store
 from hotplate.sources.redis import RedisReader, is_redis_store
-from hotplate.stats import CacheStats, GroupCounters
+from hotplate.stats import CacheStats, GroupCounters, PassedCounters
 from hotplate.tiers.memory import MemoryBounds
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Runtime:
         self.plans = Plans(
             PlanInputs(self.resolve, self.engine.memory.get, clock, settings.enforce_max_age)
         )
-        self.passed: Counter[str] = Counter()
+        self.passed = PassedCounters()
         self.cache_faults = 0
         self._fault_logged_s = float("-inf")
 
@@ -175,7 +174,7 @@ class Runtime:
             entries=len(self.engine.memory),
             bytes=self.engine.memory.size_bytes,
             source_batches=self.engine.source_batches,
-            requests_passed=dict(self.passed),
+            requests_passed=self.passed.snapshot(),
             cache_faults=self.cache_faults,
         )
 

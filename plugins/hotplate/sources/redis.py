@@ -17,7 +17,7 @@ from feast.infra.online_stores.helpers import _mmh3, compute_versioned_name
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from hotplate.codec import SourceRow, event_us
-from hotplate.contracts import LoadRequest
+from hotplate.contracts import LoadRequest, View
 from hotplate.sources.feast import entity_keys, names_of
 
 __all__ = ["RedisReader", "is_redis_store"]
@@ -48,7 +48,7 @@ class RedisReader:
     def __init__(self, store: Callable[[], Any], config: Callable[[], RepoConfig]) -> None:
         self._store = store
         self._config = config
-        self._fields: dict[tuple[int, str], list[str | bytes]] = {}
+        self._fields: dict[tuple[View, str], list[str | bytes]] = {}
 
     def load(self, requests: Sequence[LoadRequest]) -> list[list[bytes]]:
         config = self._config()
@@ -78,7 +78,7 @@ class RedisReader:
         name = compute_versioned_name(
             request.table, config.registry.enable_online_feature_view_versioning
         )
-        known = (request.view.token, name)
+        known = (request.view, name)
         fields = self._fields.get(known)
         if fields is None:
             fields = [_mmh3(f"{name}:{feature}") for feature in names_of(request)]
