@@ -80,7 +80,7 @@ def test_arrows_point_one_way(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_modules_are_short_enough_to_read(path: Path) -> None:
     """About 400 lines a module, with some room for the plugin that Feast wants in one."""
-    assert len(path.read_text().splitlines()) <= 640
+    assert len(path.read_text().splitlines()) <= 600
 
 
 def test_public_names_are_sorted_and_exist() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipelines.demo.prepare import REQUEST_INPUTS
+from pipelines.demo.requests import REQUEST_INPUTS
 
 __all__ = ["FEATURES", "FraudModel", "area_under_curve", "fit"]
 
@@ -53,7 +53,9 @@ class FraudModel:
     intercept: float
     rows: int
 
-    def score(self, request: npt.NDArray[np.float64], features: Mapping[str, Sequence[Any]]) -> float:
+    def score(
+        self, request: npt.NDArray[np.float64], features: Mapping[str, Sequence[Any]]
+    ) -> float:
         """The probability of fraud for one request and the features answered for it.
 
         Args:

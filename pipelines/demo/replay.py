@@ -33,7 +33,7 @@ from feast import FeatureStore
 import hotplate
 from hotplate import Tier
 from pipelines.demo.model import FraudModel
-from pipelines.demo.prepare import Requests
+from pipelines.demo.requests import Requests
 from pipelines.demo.updates import SpendingUpdates
 
 __all__ = ["Ages", "Block", "Recording", "Replay", "ReplaySpec"]
@@ -52,6 +52,7 @@ class ReplaySpec:
         block: requests that one store answers before it is the other's turn.
         warm_up: requests at the beginning of a block that are not timed.
         push_share: share of the payments whose customer's spending is pushed.
+        has_outside_write: whether another writer writes, half-way.
         seed: for the choice of those payments.
     """
 
@@ -59,6 +60,7 @@ class ReplaySpec:
     block: int = 250
     warm_up: int = 10
     push_share: float = 0.1
+    has_outside_write: bool = True
     seed: int = 0
 
 
@@ -106,6 +108,8 @@ class Recording:
         last_different_s: when the last of them was served, after the outside write.
         pushed_rows, outside_rows: rows written meanwhile.
         outside_at_s: when the outside writer was done, since the replay began.
+        outside_group: the group that it wrote.
+        views, features: that each request asks for.
         duration_s: of the whole.
     """
 
@@ -123,6 +127,9 @@ class Recording:
     pushed_rows: int = 0
     outside_rows: int = 0
     outside_at_s: float | None = None
+    outside_group: str = OUTSIDE_VIEW
+    views: int = 0
+    features: int = 0
     duration_s: float = 0.0
 
     @classmethod
@@ -165,9 +172,7 @@ class Replay:
         self._spec = spec
         self._entities = [
             [{"customer_id": customer, "terminal_id": terminal}]
-            for customer, terminal in zip(
-                requests.customer_ids, requests.terminal_ids, strict=True
-            )
+            for customer, terminal in zip(requests.customer_ids, requests.terminal_ids, strict=True)
         ]
         self._bare_service = bare.get_feature_service(SERVICE)
         self._cached_service = cached.get_feature_service(SERVICE)
@@ -177,8 +182,8 @@ class Replay:
             for projection in projections
             for feature in projection.features
         }
-        self._views = len(projections)
         self._found = Recording.of_size(len(requests))
+        self._found.views, self._found.features = len(projections), len(self._view_of)
         self._began_s = 0.0
         self._outside_s = float("inf")
 
@@ -196,7 +201,7 @@ class Replay:
         for number, start in enumerate(starts):
             time.sleep(max(0.0, due_s - time.monotonic()))
             due_s = max(due_s, time.monotonic()) + (spec.block / spec.rate if spec.rate else 0.0)
-            if number == (len(starts) + 1) // 2:
+            if spec.has_outside_write and number == (len(starts) + 1) // 2:
                 self._write_outside(next_risk)
             block = range(start, min(start + spec.block, total))
             self._run_block(block)
@@ -213,7 +218,7 @@ class Replay:
         before = self._cache.stats().groups
         expected = self._ask_bare(block)
         self._ask_cached(block, expected)
-        reads = len(block) * self._views
+        reads = len(block) * self._found.views
         after = self._cache.stats().groups
         self._found.blocks.append(Block(start_s, len(block), reads, before, after))
         self._found.is_timed[block.start + self._spec.warm_up : block.stop] = True
@@ -232,7 +237,8 @@ class Replay:
 
     def _ask_cached(self, block: range, expected: Sequence[dict[str, Any]]) -> None:
         store, service, found = self._cached, self._cached_service, self._found
-        for index, other in zip(block, expected, strict=True):
+        asked = []
+        for index in block:
             entities = self._entities[index]
             asked_s = time.monotonic()
             start_ns = time.perf_counter_ns()
@@ -240,6 +246,8 @@ class Replay:
             answer = response.to_dict()
             found.cached_ns[index] = time.perf_counter_ns() - start_ns
             found.cached_scores[index] = self._model.score(self._requests.inputs[index], answer)
+            asked.append((index, asked_s, response, answer))
+        for (index, asked_s, response, answer), other in zip(asked, expected, strict=True):
             freshness = response.freshness()
             self._note_ages(index, asked_s, freshness)
             if answer != other:
@@ -264,12 +272,13 @@ class Replay:
         answer: Mapping[str, Any],
         other: Mapping[str, Any],
     ) -> None:
-        differing = {self._view_of.get(name, name) for name in other if answer.get(name) != other[name]}
+        differing = {
+            self._view_of.get(name, name) for name in other if answer.get(name) != other[name]
+        }
         item = freshness[OUTSIDE_VIEW][0]
         was_read_before = asked_s - item.age_s <= self._outside_s <= asked_s
-        is_explained = (
-            differing == {OUTSIDE_VIEW} and was_read_before and item.expires_in_s >= 0
-        )
+        is_explained = differing == {OUTSIDE_VIEW} and was_read_before and item.expires_in_s >= 0
+        self._found.outside_group = item.group
         self._found.different += 1
         self._found.explained += is_explained
         if is_explained:

@@ -1,8 +1,8 @@
 """The feature repo's stores for one run: a server of its own, a registry of its own.
 
-The repo's feature_store.yaml is read as it is; only `online_store.store` and the registry's path are
-replaced. So the demo needs no Redis and leaves none behind, and a registry that somebody keeps in
-the repo does not learn of features that were materialized elsewhere.
+The repo's feature_store.yaml is read as it is; only `online_store.store` and the registry's path
+are replaced. So the demo needs no Redis and leaves none behind, and a registry that somebody keeps
+in the repo does not learn of features that were materialized elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -142,19 +142,18 @@ class FeatureRepo:
         store.apply(objects)
         return [found.name for found in objects if isinstance(found, FeatureView)]
 
-    def materialize(
-        self, store: FeatureStore, views: list[str], on_view: Callable[[str], None]
-    ) -> None:
-        """Bring the online store up to now, view by view; says which one before each."""
-        for view in views:
-            on_view(view)
-            store.materialize_incremental(datetime.now(UTC), feature_views=[view])
+    def materialize(self, store: FeatureStore, view: str) -> None:
+        """Bring one feature view in the online store up to now."""
+        store.materialize_incremental(datetime.now(UTC), feature_views=[view])
 
 
 def _settings_of(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; name the folder of a feature repo")
-    raw = yaml.safe_load(os.path.expandvars(path.read_text()))
+    try:
+        raw = yaml.safe_load(os.path.expandvars(path.read_text("utf-8")))  # as Feast reads it
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {error}") from error
     online = raw.get("online_store") if isinstance(raw, dict) else None
     if not isinstance(online, dict) or "store" not in online:
         raise ValueError(f"{path}: online_store is not Hotplate's; it must wrap a store")

@@ -13,7 +13,6 @@ from hotplate.errors import (
     HotplateError,
     NotACachedStoreError,
     PolicyError,
-    PrecomputeNotSupportedError,
 )
 from hotplate.handle import Hotplate, of
 from hotplate.policy import CachePolicy, ResolvedPolicy, TTLMap
@@ -38,7 +37,6 @@ __all__ = [
     "MatrixReader",
     "NotACachedStoreError",
     "PolicyError",
-    "PrecomputeNotSupportedError",
     "ResolvedPolicy",
     "TTLMap",
     "Tier",

@@ -7,7 +7,6 @@ __all__ = [
     "HotplateError",
     "NotACachedStoreError",
     "PolicyError",
-    "PrecomputeNotSupportedError",
 ]
 
 
@@ -35,7 +34,3 @@ class ConfigError(HotplateError, ValueError):
 
 class NotACachedStoreError(HotplateError, TypeError):
     """A Feast store was given whose online store is not Hotplate's."""
-
-
-class PrecomputeNotSupportedError(HotplateError, RuntimeError):
-    """A feature service asks for Feast's precomputed vectors, which need a bare Redis store."""

@@ -16,14 +16,14 @@ Feast wants an online store and its configuration class in one module, which is 
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from feast import Entity, FeatureService, FeatureView, RepoConfig
-from feast.errors import FeastError
+from feast import Entity, FeatureService, FeatureStore, FeatureView, RepoConfig
 from feast.importer import import_class
 from feast.infra.infra_object import InfraObject
 from feast.infra.online_stores.online_store import OnlineStore
@@ -37,14 +37,11 @@ from feast.repo_config import FeastConfigBaseModel, get_online_config_from_type
 from pydantic import Field, field_validator, model_validator
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
-from hotplate.core.engine import Answer
-from hotplate.errors import ConfigError, HotplateError, PrecomputeNotSupportedError
-from hotplate.policy import PolicyLayers, TTLMap
+from hotplate.errors import ConfigError, HotplateError, PolicyError
+from hotplate.policy import PolicyLayers, TTLMap, read_tags
 from hotplate.serving import feast_path
-from hotplate.serving.plan import Plan
-from hotplate.serving.plans import is_not_compiled
-from hotplate.serving.policies import resolve_all
-from hotplate.serving.requests import EntityValues, coerce, columns_of
+from hotplate.serving.lookup import prepare
+from hotplate.serving.policies import feature_views_of, resolve_all
 from hotplate.serving.response import CachedResponse
 from hotplate.serving.runtime import Runtime
 from hotplate.sizes import parse_bytes
@@ -53,9 +50,6 @@ __all__ = ["CachedOnlineStore", "CachedOnlineStoreConfig", "MemoryConfig"]
 
 _TYPE: Final = "hotplate.online_store.CachedOnlineStore"
 _log = logging.getLogger("hotplate.online_store")
-
-# What resolving and coercing a wrong request raises; Feast's own path raises it again.
-_FEASTS_OWN: Final = (FeastError, ValueError, TypeError, KeyError, IndexError, OverflowError)
 
 _Row = tuple[EntityKeyProto, dict[str, ValueProto], datetime, datetime | None]
 _ReadRow = tuple[datetime | None, dict[str, ValueProto] | None]
@@ -229,7 +223,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         """Answer a request from memory, and from the wrapped store what memory does not hold."""
         runtime = self._runtime or self.runtime(config)
         if not include_feature_view_version_metadata:
-            request = self._prepare(
+            request = prepare(
                 runtime, config, features, entity_rows, registry, project, full_feature_names
             )
             if type(request) is CachedResponse:
@@ -237,22 +231,11 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             if request is not None:
                 answer = runtime.engine.read(request.wants(), request.now_ns)
                 return request.respond(answer)
-        store = self._passed_to(runtime, features)
-        if store is not None:
-            with _precompute_explained(features):
-                return store.get_online_features(
-                    config=runtime.wrapped.config(config),
-                    features=features,
-                    entity_rows=entity_rows,
-                    registry=registry,
-                    project=project,
-                    full_feature_names=full_feature_names,
-                    include_feature_view_version_metadata=include_feature_view_version_metadata,
-                )
+        runtime.passed.feast_path += 1
         runtime.policies.renew(registry, project, runtime.clock.now_ns())
         return super().get_online_features(
             config,
-            features,
+            _without_vectors(features),
             entity_rows,
             registry,
             project,
@@ -273,7 +256,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         """As `get_online_features`, for callers on an event loop."""
         runtime = self._runtime or self.runtime(config)
         if not include_feature_view_version_metadata:
-            request = self._prepare(
+            request = prepare(
                 runtime, config, features, entity_rows, registry, project, full_feature_names
             )
             if type(request) is CachedResponse:
@@ -281,116 +264,17 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             if request is not None:
                 answer = await runtime.engine.read_async(request.wants(), request.now_ns)
                 return request.respond(answer)
-        if self._passed_to(runtime, features) is not None:
-            with _precompute_explained(features):
-                return await runtime.wrapped.store_async().get_online_features_async(
-                    config=runtime.wrapped.config(config),
-                    features=features,
-                    entity_rows=entity_rows,
-                    registry=registry,
-                    project=project,
-                    full_feature_names=full_feature_names,
-                    include_feature_view_version_metadata=include_feature_view_version_metadata,
-                )
+        runtime.passed.feast_path += 1
         runtime.policies.renew(registry, project, runtime.clock.now_ns())
         return await super().get_online_features_async(
             config,
-            features,
+            _without_vectors(features),
             entity_rows,
             registry,
             project,
             full_feature_names,
             include_feature_view_version_metadata,
         )
-
-    def _prepare(
-        self,
-        runtime: Runtime,
-        config: RepoConfig,
-        features: Any,
-        entity_rows: Any,
-        registry: Any,
-        project: str,
-        is_full: bool,
-    ) -> CachedResponse | _Request | None:
-        """The response where memory has it all, else what to ask for; None for Feast's own path.
-
-        Whatever goes wrong here is answered by Feast's own path instead: a wrong request is refused
-        there in Feast's own words; a fault of the cache is counted and costs no more than time.
-        """
-        try:
-            return self._look(runtime, config, features, entity_rows, registry, project, is_full)
-        except Exception as error:  # noqa: BLE001 - the border: a cache fault is a miss
-            if isinstance(error, _FEASTS_OWN):
-                runtime.passed.refused += 1
-            else:
-                runtime.note_fault(error)
-            return None
-
-    def _look(
-        self,
-        runtime: Runtime,
-        config: RepoConfig,
-        features: Any,
-        entity_rows: Any,
-        registry: Any,
-        project: str,
-        is_full: bool,
-    ) -> CachedResponse | _Request | None:
-        regular = columns_of(entity_rows)
-        if regular is None or project != runtime.project:
-            return None
-        given, columns, count = regular
-        now_ns = runtime.clock.now_ns()
-        plan = runtime.plans.find(features, is_full, project, given, registry, now_ns)
-        if is_not_compiled(plan):
-            plan = self._compile(runtime, features, is_full, project, given, registry, now_ns)
-        if type(plan) is not Plan:
-            return None
-        protos = None
-        shown = columns
-        for column, exact in zip(columns, plan.exact, strict=True):
-            if exact is None or (
-                type(column[0]) is not exact if count == 1 else set(map(type, column)) != {exact}
-            ):
-                values = coerce(plan, columns)
-                if values is None:
-                    return None
-                columns, shown, protos = values.keys, values.shown, values.protos
-                break
-        rows = plan.hit(columns, count, now_ns)
-        if rows is not None:
-            wall_us = runtime.clock.wall_ns() // 1_000 if plan.is_enforced else 0
-            return CachedResponse(plan, shown, protos, rows, now_ns, None, wall_us)
-        runtime.wrapped.config(config)
-        return _Request(runtime, plan, EntityValues(columns, shown, protos), count, now_ns)
-
-    def _compile(
-        self,
-        runtime: Runtime,
-        features: Any,
-        is_full: bool,
-        project: str,
-        given: tuple[str, ...],
-        registry: Any,
-        now_ns: int,
-    ) -> Plan | None:
-        if not isinstance(features, (list, FeatureService)) or not features:
-            return None
-        if getattr(features, "precompute_online", False):
-            return None
-        runtime.policies.renew(registry, project, now_ns)
-        plan, grouped = runtime.plans.compile(features, is_full, project, given, registry, now_ns)
-        runtime.wrapped.store()._check_versioned_read_support(grouped)
-        return plan
-
-    def _passed_to(self, runtime: Runtime, features: Any) -> OnlineStore | None:
-        """The wrapped store where a request must go straight to it, and the reason counted."""
-        if not getattr(features, "precompute_online", False):
-            runtime.passed.feast_path += 1
-            return None
-        runtime.passed.precomputed += 1
-        return runtime.wrapped.store()
 
     def _read_features_per_fv(
         self,
@@ -565,7 +449,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         runtime = self.runtime(config)
         policies = resolve_all(runtime.layers, tables_to_keep)
         if not partial:
-            runtime.layers.check_names(policies)
+            self._check_names(runtime, config, policies, tables_to_delete)
         for name, policy in policies.items():
             if "ttl" not in policy.origins and not policy.is_never:
                 _log.warning(
@@ -586,6 +470,24 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         finally:
             runtime.forget_views([table.name for table in (*tables_to_delete, *tables_to_keep)])
             runtime.plans.clear()
+
+    def _check_names(
+        self,
+        runtime: Runtime,
+        config: RepoConfig,
+        applied: Mapping[str, Any],
+        deleted: Sequence[FeatureView],
+    ) -> None:
+        """Refuse a name in the TTL maps that is no group, neither applied now nor before."""
+        try:
+            runtime.layers.check_names(applied)
+        except PolicyError:
+            # `feast apply` names every view; a caller of the SDK may name only what changes
+            gone = {table.name for table in deleted}
+            store = FeatureStore(config=config)
+            views = feature_views_of(store.registry, config.project)
+            before = [read_tags(v.name, v.tags).group for v in views if v.name not in gone]
+            runtime.layers.check_names([*applied, *before])
 
     def plan(self, config: RepoConfig, desired_registry_proto: RegistryProto) -> list[InfraObject]:
         """`feast plan`: what the wrapped store would change."""
@@ -628,47 +530,18 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         return store.retrieve_online_documents_v2(inner, *args, **kwargs)
 
 
-class _Request:
-    """A request that memory could not answer by itself."""
+def _without_vectors(features: Any) -> Any:
+    """A feature service without its wish for precomputed vectors.
 
-    __slots__ = ("_runtime", "count", "now_ns", "plan", "values")
-
-    def __init__(
-        self, runtime: Runtime, plan: Plan, values: EntityValues, count: int, now_ns: int
-    ) -> None:
-        self._runtime = runtime
-        self.plan = plan
-        self.values = values
-        self.count = count
-        self.now_ns = now_ns
-
-    def wants(self) -> list[Any]:
-        return self.plan.wants(self.values.keys, self.count)
-
-    def respond(self, answer: Answer) -> CachedResponse:
-        wall_us = self._runtime.clock.wall_ns() // 1_000 if self.plan.is_enforced else 0
-        values = self.values
-        return CachedResponse(
-            self.plan, values.shown, values.protos, answer.rows, self.now_ns, answer, wall_us
-        )
-
-
-class _precompute_explained:
-    """Say why Feast's precomputed vectors are missing."""
-
-    def __init__(self, features: Any) -> None:
-        self._service = getattr(features, "name", "?")
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, RuntimeError) and "precompute" in str(error):
-            raise PrecomputeNotSupportedError(
-                f"feature service {self._service!r} has precompute_online=True, but Feast writes "
-                "precomputed vectors only where the online store is its own Redis store itself. "
-                "Leave precompute_online out: the cache already answers without reading the store."
-            ) from error
+    Feast computes them where its own Redis store is the online store itself, so through Hotplate
+    they would be missing, or left over from before a push. The rows they are made of are read
+    through the cache instead: the same values, and never older than their bound.
+    """
+    if not getattr(features, "precompute_online", False):
+        return features
+    plain = copy.copy(features)
+    plain.precompute_online = False
+    return plain
 
 
 def _store_class(kind: str) -> type:

@@ -49,11 +49,10 @@ class HitCounter:
 class PassedCounters:
     """Requests that were not answered from a plan, by reason; see `CacheStats.requests_passed`."""
 
-    __slots__ = ("feast_path", "precomputed", "refused")
+    __slots__ = ("feast_path", "refused")
 
     def __init__(self) -> None:
         self.feast_path = 0
-        self.precomputed = 0
         self.refused = 0
 
     def snapshot(self) -> dict[str, int]:
@@ -230,8 +229,7 @@ class CacheStats:
         entries, bytes: what the memory tier holds.
         source_batches: round trips to the source: one a request that misses, however many groups.
         requests_passed: requests that no plan answered: `feast_path` took Feast's own path with
-            the cache below it, `precomputed` went straight to the wrapped store, `refused` were
-            wrong in themselves (and are among those of Feast's own path, which says why).
+            the cache below it; `refused`, among them, were wrong in themselves.
         cache_faults: errors of the cache itself; each was answered from the source.
     """
 

@@ -253,12 +253,14 @@ class PlanInputs:
         get: memory lookup.
         clock: for tests.
         is_max_age_enforced: whether Feast's own `ttl` is enforced.
+        check: refuses versions of views that the wrapped store cannot read.
     """
 
     resolve: Callable[[Any, Sequence[str]], tuple[View, Bound, GroupCounters]]
     get: Callable[[Key], bytes | None]
     clock: Clock
     is_max_age_enforced: bool
+    check: Callable[[Sequence[Any]], None]
 
 
 def compile_plan(

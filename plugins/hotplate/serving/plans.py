@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -87,23 +87,21 @@ class Plans:
         given: tuple[str, ...],
         registry: BaseRegistry,
         now_ns: int,
-    ) -> tuple[Plan | None, Sequence[Any]]:
-        """Compile a request from Feast's own resolution of it.
-
-        Returns:
-            The plan (None where it needs Feast's own path) and Feast's (view, features) pairs.
+    ) -> Plan | None:
+        """Compile a request from Feast's own resolution of it; None where it has no plan.
 
         Raises:
-            Exception: what Feast raises for an unknown view, feature or service.
+            Exception: what Feast raises for an unknown view, feature, service or version.
         """
         before = getattr(registry, "cached_registry_proto_created", None)
         context = utils._get_cached_request_context(registry, project, features, is_full)
+        self._inputs.check(context[5])
         plan = compile_plan(context, given, is_full, self._inputs)
         state = self._renewed(registry, now_ns)
         # a registry that was refreshed meanwhile leaves a plan good for this request only
         if before is state.created and len(state.by_request) < _PLANS_MAX:
             state.by_request[_request_key(features, is_full, project, given)] = plan
-        return plan, context[5]
+        return plan
 
     def _renewed(self, registry: Any, now_ns: int) -> _State:
         state = self._state

@@ -20,11 +20,17 @@ _log = logging.getLogger("hotplate.policy")
 
 
 def feature_views_of(registry: BaseRegistry, project: str) -> list[Any]:
-    """Every view of a project that an online store may hold."""
-    return [
+    """Every view of a project that its online store holds."""
+    views = [
         *registry.list_feature_views(project, allow_cache=True),
         *registry.list_stream_feature_views(project, allow_cache=True),
+        *registry.list_label_views(project, allow_cache=True),
         *registry.list_on_demand_feature_views(project, allow_cache=True),
+    ]
+    return [
+        view
+        for view in views
+        if getattr(view, "online", True) and getattr(view, "write_to_online_store", True)
     ]
 
 

@@ -143,10 +143,9 @@ class MatrixReader:
         plan = runtime.plans.find(self._features, self._is_full, project, given, registry, now_ns)
         if is_not_compiled(plan):
             runtime.policies.renew(registry, project, now_ns)
-            plan, grouped = runtime.plans.compile(
+            plan = runtime.plans.compile(
                 self._features, self._is_full, project, given, registry, now_ns
             )
-            runtime.wrapped.store()._check_versioned_read_support(grouped)
         if not isinstance(plan, Plan):
             raise ValueError(
                 "these features cannot be read as a matrix: they need an on-demand view, request "

@@ -70,7 +70,13 @@ class Runtime:
         )
         self.policies = PolicyBook(settings.layers())
         self.plans = Plans(
-            PlanInputs(self.resolve, self.engine.memory.get, clock, settings.enforce_max_age)
+            PlanInputs(
+                self.resolve,
+                self.engine.memory.get,
+                clock,
+                settings.enforce_max_age,
+                lambda grouped: self.wrapped.store()._check_versioned_read_support(grouped),
+            )
         )
         self.passed = PassedCounters()
         self.cache_faults = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 import weakref
@@ -97,7 +98,15 @@ class WrappedStore:
         for opened in (store, mine):
             if opened is not None:
                 await opened.close()
-                # Feast's Redis store leaves its async client open
-                client = getattr(opened, "_client_async", None)
-                if client is not None and hasattr(client, "aclose"):
-                    await client.aclose()
+                await _close_clients(opened)
+
+
+async def _close_clients(store: OnlineStore) -> None:
+    """Close what Feast's Redis and Postgres stores leave open: they do not close themselves."""
+    for name in ("_client_async", "_conn_async", "_conn_pool_async", "_conn", "_conn_pool"):
+        client = getattr(store, name, None)
+        if client is None:
+            continue
+        closing = client.aclose() if hasattr(client, "aclose") else client.close()
+        if inspect.isawaitable(closing):
+            await closing

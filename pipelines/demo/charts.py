@@ -1,0 +1,239 @@
+"""The four plots of the demo's page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+
+from pipelines.demo.replay import Recording
+from pipelines.demo.results import Bucket, Latency, Results
+from pipelines.demo.wording import duration, seconds
+
+__all__ = ["ages", "hit_rates", "latency", "source_reads"]
+
+BARE = "#64748b"
+CACHED = "#d9480f"
+GROUP_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9")
+_INK = "#1f2937"
+_GRID = "#e5e7eb"
+_BINS_PER_DECADE = 20
+_POINTS = 1_200
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+
+def latency(found: Recording, results: Results) -> go.Figure:
+    """How many requests took how long, bare and cached, on a logarithmic scale."""
+    timed = found.is_timed
+    runs = (
+        ("bare Feast", found.bare_ns[timed] / 1e3, BARE, results.latency["bare"]),
+        ("with Hotplate", found.cached_ns[timed] / 1e3, CACHED, results.latency["cached"]),
+    )
+    low = min(values.min() for _, values, _, _ in runs)
+    high = 1.2 * max(np.percentile(values, 99.9) for _, values, _, _ in runs)
+    edges = _log_edges(low, high)
+    figure = _figure(height=420)
+    for place, (run, values, color, quantiles) in enumerate(runs):
+        share = np.histogram(np.minimum(values, edges[-1]), edges)[0] / len(values)
+        hover = "%{y:.1%} of the requests from %{x:.0f} µs"
+        line = _line(run, color, edges, [*share, 0], hover, is_filled=True)
+        line.line.shape = "hv"
+        if quantiles is not None:
+            p50, p99 = duration(quantiles.p50_us), duration(quantiles.p99_us)
+            line.name = f"{run}: p50 {p50}, p99 {p99}"
+            _mark_quantiles(figure, color, quantiles, place)
+        figure.add_trace(line)
+    ticks = [base * 10.0**power for power in range(0, 6) for base in (1, 3)]
+    shown = [tick for tick in ticks if edges[0] <= tick <= edges[-1]]
+    figure.update_xaxes(
+        type="log",
+        range=[np.log10(edges[0]), np.log10(edges[-1])],
+        tickvals=shown,
+        ticktext=[duration(tick) for tick in shown],
+        title="time to answer one request",
+    )
+    figure.update_yaxes(tickformat=".0%", title="share of requests", rangemode="tozero")
+    figure.update_layout(margin={"t": 104}, legend={"y": 1.18})
+    return figure
+
+
+def _log_edges(low_us: float, high_us: float) -> npt.NDArray[np.float64]:
+    first, last = np.log10(low_us), np.log10(high_us)
+    count = max(2, int((last - first) * _BINS_PER_DECADE) + 2)
+    return np.logspace(first, last, count)
+
+
+def _mark_quantiles(figure: go.Figure, color: str, quantiles: Latency, place: int) -> None:
+    """Mark p50 and p99; each run has a height of its own for its labels."""
+    top = 1.01 + 0.07 * place
+    for label, value in (("p50", quantiles.p50_us), ("p99", quantiles.p99_us)):
+        figure.add_shape(
+            type="line",
+            x0=value,
+            x1=value,
+            y0=0,
+            y1=top,
+            yref="paper",
+            line={"color": color, "width": 1.5, "dash": "dash" if label == "p99" else "solid"},
+        )
+        figure.add_annotation(
+            x=float(np.log10(value)),  # on a logarithmic axis annotations are placed by exponent
+            y=top,
+            yref="paper",
+            yanchor="bottom",
+            text=label,
+            showarrow=False,
+            font={"color": color, "size": 12},
+        )
+
+
+def hit_rates(parts: Sequence[Bucket], results: Results) -> go.Figure:
+    """The share of each group's reads that memory answered, over the replay."""
+    figure = _figure(height=380)
+    times = [part.at_s for part in parts]
+    for name, color in _colors(results).items():
+        rates = [part.hit_rates.get(name, 0.0) for part in parts]
+        figure.add_trace(_line(name, color, times, rates, "%{y:.1%} at %{x:.0f} s"))
+    _mark_outside_write(figure, results, height=0.04)
+    _time_axis(figure, parts)
+    figure.update_yaxes(title="hit rate", tickformat=".0%", range=[0, 1.02])
+    return figure
+
+
+def source_reads(parts: Sequence[Bucket], results: Results) -> go.Figure:
+    """Rows asked of the online store for each request, over the replay."""
+    figure = _figure(height=340)
+    times = [part.at_s for part in parts]
+    runs = (
+        ("bare Feast", [part.bare_reads for part in parts], BARE),
+        ("with Hotplate", [part.cached_reads for part in parts], CACHED),
+    )
+    for name, reads, color in runs:
+        hover = "%{y:.2f} rows a request at %{x:.0f} s"
+        figure.add_trace(_line(name, color, times, reads, hover, is_filled=True))
+    _mark_outside_write(figure, results, height=0.4)
+    _time_axis(figure, parts)
+    figure.update_yaxes(title="source reads per request", rangemode="tozero")
+    return figure
+
+
+def _line(
+    name: str,
+    color: str,
+    x: Sequence[float] | npt.NDArray[np.float64],
+    y: Sequence[float],
+    hover: str,
+    *,
+    is_filled: bool = False,
+) -> go.Scatter:
+    return go.Scatter(
+        x=x,
+        y=y,
+        name=name,
+        mode="lines",
+        line={"color": color, "width": 2.2},
+        fill="tozeroy" if is_filled else None,
+        fillcolor=_faint(color),
+        hovertemplate=f"{hover}<extra>{name}</extra>",
+    )
+
+
+def ages(found: Recording, results: Results) -> go.Figure:
+    """The age of what was served, as a share of each group's bound."""
+    figure = _figure(height=120 + 84 * len(results.groups))
+    figure.update_layout(showlegend=False)
+    for name, color in reversed(list(_colors(results).items())):
+        group = results.groups[name]
+        if not group.ttl_s:
+            continue
+        values = np.asarray(found.ages[name].age_s)
+        label = f"{name}<br>oldest {seconds(group.max_age_s)} of {seconds(group.ttl_s)}"
+        figure.add_trace(
+            go.Box(
+                x=_sample(values) / group.ttl_s,
+                name=label,
+                orientation="h",
+                boxpoints="all",
+                jitter=0.7,
+                pointpos=0,
+                marker={"color": color, "size": 3, "opacity": 0.25},
+                line={"color": color, "width": 2},
+                fillcolor="rgba(255,255,255,0.6)",
+                hoverinfo="skip",
+            )
+        )
+    figure.add_vline(x=1, line={"color": _INK, "width": 2})
+    figure.add_annotation(
+        x=1, y=1, yref="paper", yanchor="bottom", text="bound", showarrow=False, xanchor="center"
+    )
+    figure.update_xaxes(title="age, as a share of the bound", tickformat=".0%", range=[-0.02, 1.08])
+    figure.update_yaxes(automargin=True, showgrid=False)
+    return figure
+
+
+def _sample(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Evenly chosen quantiles, the smallest and the greatest included."""
+    ordered = np.sort(values)
+    chosen = np.linspace(0, len(ordered) - 1, min(_POINTS, len(ordered))).round().astype("int64")
+    return np.random.default_rng(0).permutation(ordered[chosen])
+
+
+def _time_axis(figure: go.Figure, parts: Sequence[Bucket]) -> None:
+    # A range of its own: otherwise a label at the right makes room for itself on a narrow screen
+    figure.update_xaxes(title="time since the replay began, seconds", range=[0, parts[-1].at_s])
+
+
+def _mark_outside_write(figure: go.Figure, results: Results, height: float) -> None:
+    at_s = results.writes["outside_at_s"]
+    if at_s is None:
+        return
+    figure.add_vline(x=at_s, line={"color": _INK, "width": 1, "dash": "dot"})
+    figure.add_annotation(
+        x=at_s,
+        y=height,
+        yref="paper",
+        xanchor="left",
+        yanchor="bottom",
+        text=" another writer<br> changes<br> terminal_risk",
+        align="left",
+        font={"size": 11.5},
+        showarrow=False,
+        bgcolor="rgba(255,255,255,0.75)",
+    )
+
+
+def _colors(results: Results) -> Mapping[str, str]:
+    return {
+        name: GROUP_COLORS[place % len(GROUP_COLORS)] for place, name in enumerate(results.groups)
+    }
+
+
+def _figure(height: int) -> go.Figure:
+    axis: dict[str, Any] = {
+        "gridcolor": _GRID,
+        "linecolor": "#9ca3af",
+        "zeroline": False,
+        "title_standoff": 12,
+    }
+    return go.Figure(
+        layout={
+            "template": "none",
+            "height": height,
+            "font": {"family": _FONT, "size": 13, "color": _INK},
+            "margin": {"l": 64, "r": 24, "t": 48, "b": 56},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "hoverlabel": {"font": {"family": _FONT}},
+            "xaxis": axis,
+            "yaxis": axis,
+        }
+    )
+
+
+def _faint(color: str) -> str:
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.14)"

@@ -1,0 +1,328 @@
+"""The demo's page: one HTML file that needs nothing from the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from string import Template
+from typing import Any
+
+import plotly.graph_objects as go
+import plotly.offline
+
+from pipelines.demo import charts
+from pipelines.demo.replay import Recording
+from pipelines.demo.results import GroupResult, Results, buckets
+from pipelines.demo.wording import count, duration, seconds, share, times
+
+__all__ = ["PLOTS", "page"]
+
+PLOTS = ("latency", "hit-rate", "source-reads", "age")
+"""Ids of the plots, in the page's order."""
+
+# No mode bar: it covers the plots on a phone, and has a button that would upload the data.
+_CONFIG = {"displayModeBar": False, "responsive": True, "plotlyServerURL": ""}
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Hotplate demo</title>
+<link rel="icon" href="data:,">
+<style>
+:root { --ink: #1f2937; --soft: #5b6472; --line: #e2e5ea; --hot: #d9480f; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #f6f7f9; color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 60rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .4rem; }
+h2 { font-size: 1.2rem; margin: 0 0 .4rem; }
+p { margin: .4rem 0; max-width: 46rem; }
+.soft { color: var(--soft); font-size: .92rem; }
+section { background: #fff; border: 1px solid var(--line); border-radius: 10px;
+  padding: 1.2rem 1.3rem; margin-top: 1.2rem; }
+.tiles { display: grid; gap: .8rem; margin-top: 1.2rem;
+  grid-template-columns: repeat(auto-fit, minmax(12rem, 1fr)); }
+.tile { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem; }
+.tile b { display: block; font-size: 1.75rem; line-height: 1.2; color: var(--hot); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .38rem .7rem; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }
+th { font-weight: 600; color: var(--soft); font-size: .88rem; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+td:first-child { white-space: normal; min-width: 11rem; }
+tr:last-child td { border-bottom: 0; }
+ul { margin: .4rem 0; padding-left: 1.2rem; }
+li { margin: .25rem 0; max-width: 46rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: .4rem 0 0; }
+dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+</style>
+<script>$plotly</script>
+</head>
+<body><main>
+<h1>The same $requests card payments, with and without the cache</h1>
+<p class="soft">$subtitle</p>
+<div class="tiles">$tiles</div>
+<section><h2>In numbers</h2>$numbers</section>
+<section><h2>Group by group</h2>$groups
+<p class="soft">One row of one feature view is one read. <i>Bound</i> is the TTL: the age up to
+which a value may be served after it was read from the online store.</p></section>
+$plots
+<section><h2>Are the answers the same?</h2>$answers</section>
+<section><h2>How it was measured</h2>$method</section>
+</main></body></html>
+""")
+
+
+def page(found: Recording, results: Results, made_at: str) -> str:
+    """The page as HTML.
+
+    Args:
+        found, results: of the replay.
+        made_at: date and time, for the reader.
+    """
+    parts = buckets(found.blocks, found.duration_s)
+    figures = (
+        charts.latency(found, results),
+        charts.hit_rates(parts, results),
+        charts.source_reads(parts, results),
+        charts.ages(found, results),
+    )
+    return _PAGE.substitute(
+        plotly=plotly.offline.get_plotlyjs(),
+        requests=count(results.answers.compared),
+        subtitle=escape(_subtitle(results, made_at)),
+        tiles=_tiles(results),
+        numbers=_table(("", "bare Feast", "with Hotplate", "ratio"), _number_rows(results)),
+        groups=_group_table(results),
+        plots="".join(
+            _plot(name, figure, text)
+            for name, figure, text in zip(PLOTS, figures, _texts(results), strict=True)
+        ),
+        answers=_answers(results),
+        method=_method(results),
+    )
+
+
+def _subtitle(results: Results, made_at: str) -> str:
+    machine = results.machine
+    return (
+        f"{made_at} · {machine['cpu']}, {machine['cores']} cores · {machine['store']} · "
+        f"Feast {machine['versions'].get('feast', '?')} · "
+        f"Hotplate {machine['versions']['hotplate']} · Python {machine['versions']['python']}"
+    )
+
+
+def _tiles(results: Results) -> str:
+    past_bound = sum(group.past_bound for group in results.groups.values())
+    tiles = (
+        (times(results.ratio("p50")), "lower median latency"),
+        (times(results.read_ratio()), "fewer rows asked of the online store"),
+        (share(results.from_memory), "of requests answered without asking it at all"),
+        (count(past_bound), "values served past their bound"),
+    )
+    return "".join(
+        f'<div class="tile"><b>{escape(value)}</b>{escape(text)}</div>' for value, text in tiles
+    )
+
+
+# -- tables -------------------------------------------------------------------------------------
+
+
+def _number_rows(results: Results) -> list[tuple[str, ...]]:
+    bare, cached = results.latency["bare"], results.latency["cached"]
+    rows = []
+    if bare is not None and cached is not None:
+        for name, part in (("p50", "half"), ("p90", "90 %"), ("p99", "99 %")):
+            shown = [duration(getattr(run, f"{name}_us")) for run in (bare, cached)]
+            text = f"latency {name} ({part} of the requests are faster)"
+            rows.append((text, *shown, times(results.ratio(name))))
+        for key, text in (
+            ("cached_from_memory", "… of requests answered from memory, p50"),
+            ("cached_with_reads", "… of requests that had to ask, p50"),
+        ):
+            some = results.latency[key]
+            if some is not None:
+                ratio = times(bare.p50_us / some.p50_us)
+                rows.append((text, duration(bare.p50_us), duration(some.p50_us), ratio))
+    reads = results.source_reads_per_request
+    shown = [f"{reads[run]:.2f}" for run in ("bare", "cached")]
+    rows.append(("source reads per request", *shown, times(results.read_ratio())))
+    return rows
+
+
+def _group_table(results: Results) -> str:
+    header = ("group", "hit rate", "source reads", "forgotten after a write", "oldest served")
+    rows = [(name, *_group_row(group)) for name, group in results.groups.items()]
+    return _table((*header, "bound", "past it"), rows)
+
+
+def _group_row(group: GroupResult) -> tuple[str, ...]:
+    return (
+        share(group.hit_rate),
+        count(group.loads),
+        count(group.invalidated),
+        seconds(group.max_age_s),
+        seconds(group.ttl_s),
+        count(group.past_bound),
+    )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll">{table}</div>'
+
+
+# -- plots --------------------------------------------------------------------------------------
+
+
+def _plot(name: str, figure: go.Figure, text: tuple[str, str]) -> str:
+    title, words = text
+    drawn = figure.to_html(
+        full_html=False, include_plotlyjs=False, div_id=name, config=_CONFIG, default_width="100%"
+    )
+    return f"<section><h2>{escape(title)}</h2><p>{escape(words)}</p>{drawn}</section>\n"
+
+
+def _texts(results: Results) -> tuple[tuple[str, str], ...]:
+    memory, asked = results.latency["cached_from_memory"], results.latency["cached_with_reads"]
+    humps = ""
+    if memory is not None and asked is not None:
+        humps = (
+            f" The cache has two humps: requests that memory answers (half of them within "
+            f"{duration(memory.p50_us)}), and those that lack at least one value and ask the "
+            f"online store for it (half within {duration(asked.p50_us)})."
+        )
+        if results.from_memory < 0.99:
+            humps += (
+                " The p99 lies in the second hump: a miss costs a round trip, as every request "
+                "does without the cache."
+            )
+    reads = results.source_reads_per_request
+    return (
+        (
+            "How long does a request take?",
+            f"How long requests took to get their {results.asked['features']} features. The time "
+            "axis is logarithmic: 1 ms lies as far from 100 µs as 100 µs from 10 µs." + humps,
+        ),
+        (
+            "How often does memory have the answer?",
+            "The cache starts empty, so the lines start low and climb as cards and terminals come "
+            "back. Groups with a short bound stay lower: their values expire and are read again. "
+            "customer_spending is also forgotten whenever a payment is pushed.",
+        ),
+        (
+            "How much work is left for the online store?",
+            f"Bare Feast asks for {reads['bare']:.0f} rows with every request, one a feature view. "
+            f"With the cache it was {reads['cached']:.2f} on average, reloads in the background "
+            "included: more at the start, while the cache fills.",
+        ),
+        (
+            "How old is what was served?",
+            "Every dot is a served value (a sample, the oldest included), by its age when served: "
+            "0 % has just been read, 100 % is its group's bound. A box holds the middle half of "
+            "them. None may lie right of the line. A long bound is not reached in a short replay.",
+        ),
+    )
+
+
+# -- words --------------------------------------------------------------------------------------
+
+
+def _answers(results: Results) -> str:
+    found, writes = results.answers, results.writes
+    points = [
+        f"Every request was answered by both, and the answers compared value by value: "
+        f"{count(found.compared - found.different)} of {count(found.compared)} are equal, and so "
+        "are their scores.",
+        f"{count(writes['pushed_rows'])} rows of customer_spending were pushed through Feast "
+        "meanwhile. The cache forgets what is written through it before the push returns.",
+    ]
+    if found.explained:
+        bound = seconds(results.groups[writes["outside_group"]].ttl_s)
+        points.append(
+            f"{count(found.explained)} answers differ because another writer, of which the cache "
+            f"is not told, had changed terminal_risk ({count(writes['outside_rows'])} rows) after "
+            "the value was read: old, but within its bound. The last of them came "
+            f"{seconds(found.last_different_s)} after the write; the bound is {bound}. The "
+            f"greatest difference of a score was {found.max_score_difference:.2f}. A lower TTL "
+            "makes this time shorter, and costs more reads."
+        )
+    points.append(
+        f"Answers that differ for any other reason: {count(found.unexplained)}"
+        + (", which is a fault: please report it." if found.unexplained else ".")
+    )
+    return _list(points) + f"<p>{escape(_model_words(results.model))}</p>"
+
+
+def _list(points: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(point)}</li>" for point in points) + "</ul>"
+
+
+def _model_words(model: Mapping[str, Any]) -> str:
+    words = (
+        f"The model is a logistic regression fitted to {count(model['training_rows'])} payments of "
+        "the second week before the features' moment, so that it knows nothing of what is replayed."
+    )
+    if model["auc_bare"] is None:
+        return words
+    return (
+        f"{words} Its area under the ROC curve over the replayed payments: "
+        f"{model['auc_bare']:.4f} bare, {model['auc_cached']:.4f} cached."
+    )
+
+
+def _method(results: Results) -> str:
+    machine = results.machine
+    facts = {
+        "machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}",
+        "online store": machine["store"],
+        "versions": ", ".join(f"{name} {found}" for name, found in machine["versions"].items()),
+        "again": results.settings["command"],
+    }
+    shown = "".join(f"<dt>{escape(key)}</dt><dd>{escape(said)}</dd>" for key, said in facts.items())
+    return f"{_list(_method_points(results))}<dl>{shown}</dl>"
+
+
+def _method_points(results: Results) -> Sequence[str]:
+    settings, data = results.settings, results.data
+    traffic = (
+        "in the order in which they arrived"
+        if not settings["skew"]
+        else f"with cards drawn by a Zipf law of exponent {settings['skew']:g} (the payments' own "
+        "traffic is nearly even, and hits less: --skew 0 replays it as it came)"
+    )
+    pace = (
+        f"{settings['rate']:g} requests a second on average"
+        if settings["rate"]
+        else "as fast as they were answered"
+    )
+    return (
+        f"Payments: {data['origin']}; {count(data['customers'])} cards and "
+        f"{count(data['terminals'])} terminals with features. Requests are taken {traffic}; the "
+        f"busiest 1 % of the cards make {share(data['top_share'])} of them.",
+        "Both are Feast's own FeatureStore, in one process, over the same online store on this "
+        "machine; one has Hotplate around it. Over a network bare reads take longer.",
+        f"They take turns at blocks of {settings['block']} requests, {pace}; the first "
+        f"{settings['warm_up']} of each block are not timed, because Feast rebuilds a cache of its "
+        "own whenever another store has asked in between.",
+        "A latency covers get_online_features(...).to_dict() for one payment: "
+        f"{results.asked['views']} feature views, {results.asked['features']} features. Scoring, "
+        "and reading the ages for this page, come after it.",
+        "Source reads of bare Feast are what it asks for (views times rows); the cache's are "
+        "counted by the cache.",
+        f"{settings['push_share']:.0%} of the payments are pushed into customer_spending through "
+        "the cached store."
+        + (
+            " Half-way the bare store, in the place of another process's batch job, writes the "
+            "next day's terminal_risk; the cache is not told."
+            if settings["has_outside_write"]
+            else ""
+        ),
+    )
