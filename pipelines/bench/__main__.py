@@ -143,13 +143,14 @@ def _mark(line: Line) -> str:
 
 def _write(out: Path, lines: Sequence[Line], machine: dict[str, str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    head = "| measured | value | over the rounds | aim | | for orientation |\n|---|---|---|---|---|---|\n"
-    body = "".join(
-        f"| {line.what} | {line.value} | {line.spread} | {line.target} | {_mark(line)} | {line.detail} |\n"
-        for line in lines
-    )
+    rows: list[Sequence[str]] = [
+        ("measured", "value", "over the rounds", "aim", "", "for orientation"),
+        ("---",) * 6,
+        *((li.what, li.value, li.spread, li.target, _mark(li), li.detail) for li in lines),
+    ]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     foot = "\n" + ", ".join(f"{name} {value}" for name, value in machine.items()) + "\n"
-    (out / "table.md").write_text(head + body + foot)
+    (out / "table.md").write_text(table + foot)
     results = {"machine": machine, "lines": [asdict(line) for line in lines]}
     (out / "results.json").write_text(json.dumps(results, indent=2))
 

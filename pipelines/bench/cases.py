@@ -263,11 +263,7 @@ def counting(shop: Shop, rounds: int) -> list[Line]:
         if hits.requests >= due:
             due = hits.requests + AGE_SAMPLE
     counted_s = (time.perf_counter() - began - empty_s) / repeats
-    (plan,) = [
-        p
-        for p in shop.cache.runtime.plans
-        if len(p.groups) == VIEWS
-    ][:1]
+    (plan,) = [p for p in shop.cache.runtime.plans if len(p.groups) == VIEWS][:1]
     found = plan.hit([[0]], 1, shop.cache.runtime.clock.now_ns())
     assert found is not None
     aged_s = percentile(time_calls(lambda: plan._record_ages(found, 0), 2_000), 0.5) / AGE_SAMPLE

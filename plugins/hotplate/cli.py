@@ -56,6 +56,8 @@ def policy(chdir: Path, as_json: bool) -> None:
         policies = of(store).policies()
     except HotplateError as error:
         _fail(str(error))
+    except Exception as error:  # noqa: BLE001 - a registry fails in as many ways as it has kinds
+        _fail(f"Feast cannot read the registry of {chdir.resolve()}: {error}")
     if as_json:
         shown = {
             name: {"settings": resolved.shown(), "origins": dict(resolved.origins)}
@@ -108,3 +110,7 @@ def _open(folder: Path) -> Any:
 def _fail(message: str) -> NoReturn:
     click.echo(f"hotplate: {message}", err=True)
     raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

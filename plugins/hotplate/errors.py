@@ -1,4 +1,8 @@
-"""Errors that Hotplate raises by itself; a source's own errors pass through unchanged."""
+"""Errors that Hotplate raises by itself; a source's own errors pass through unchanged.
+
+Errors about settings are no `ValueError`s on purpose: pydantic wraps those and prints the settings
+beside them, and the settings of a store hold its password.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ class HotplateError(Exception):
     """Base of every error that Hotplate raises by itself."""
 
 
-class PolicyError(HotplateError, ValueError):
+class PolicyError(HotplateError):
     """A cache policy is contradictory, out of range, ambiguous or unknown.
 
     The message names the group, the key, what is wrong and what to write instead.
@@ -28,7 +32,7 @@ class PolicyError(HotplateError, ValueError):
         super().__init__(f"cache policy of group {group!r}: {key}: {problem}. {fix}")
 
 
-class ConfigError(HotplateError, ValueError):
+class ConfigError(HotplateError):
     """`online_store` in feature_store.yaml cannot work as written."""
 
 

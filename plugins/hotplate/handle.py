@@ -174,7 +174,7 @@ class _Target:
                     f"feature view {self.view!r} is keyed by {', '.join(self._shape.join_keys)}; "
                     f"an entity lacks {column.name!r}"
                 ) from None
-            if column.exact is None or set(map(type, values)) != {column.exact}:
+            if values and not column.takes(values):
                 made = python_values_to_proto_values(values, column.value_type)
                 values = [getattr(value, column.kind) for value in made]
             columns.append(values)

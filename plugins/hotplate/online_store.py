@@ -16,7 +16,6 @@ Feast wants an online store and its configuration class in one module, which is 
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -34,13 +33,13 @@ from feast.protos.feast.core.Registry_pb2 import Registry as RegistryProto
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey as EntityKeyProto
 from feast.protos.feast.types.Value_pb2 import Value as ValueProto
 from feast.repo_config import FeastConfigBaseModel, get_online_config_from_type
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.errors import ConfigError, HotplateError, PolicyError
 from hotplate.policy import PolicyLayers, TTLMap, read_tags
 from hotplate.serving import feast_path
-from hotplate.serving.lookup import prepare
+from hotplate.serving.lookup import Request, fault_judged, prepare
 from hotplate.serving.policies import feature_views_of, resolve_all
 from hotplate.serving.response import CachedResponse
 from hotplate.serving.runtime import Runtime
@@ -84,7 +83,7 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
     type: Literal["hotplate.online_store.CachedOnlineStore"] = _TYPE
     """Online store type selector."""
 
-    store: dict[str, Any]
+    store: dict[str, Any] = Field(repr=False)
     """The online store to keep warm, with its own settings."""
 
     ttl_map: dict[str, Any] = Field(default_factory=dict)
@@ -107,10 +106,17 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
     def _check_store(cls, value: dict[str, Any]) -> dict[str, Any]:
         kind = value.get("type")
         if not isinstance(kind, str):
-            raise ValueError("store: names no 'type'; write the online store as it was before")
+            raise ConfigError(
+                "online_store.store: names no 'type'. Write the online store as it was before."
+            )
         if kind == _TYPE:
-            raise ValueError("store: a cached store cannot wrap itself; name the store inside")
-        get_online_config_from_type(kind)(**value)
+            raise ConfigError(
+                "online_store.store: a cached store cannot wrap itself. Name the store inside."
+            )
+        try:
+            get_online_config_from_type(kind)(**value)
+        except ValidationError as error:
+            raise ConfigError(_without_input(kind, error)) from None
         _wrapped_types.add(kind)
         return value
 
@@ -222,26 +228,27 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     ) -> OnlineResponse:
         """Answer a request from memory, and from the wrapped store what memory does not hold."""
         runtime = self._runtime or self.runtime(config)
+        request = None
         if not include_feature_view_version_metadata:
             request = prepare(
                 runtime, config, features, entity_rows, registry, project, full_feature_names
             )
             if type(request) is CachedResponse:
                 return request
-            if request is not None:
+            if type(request) is Request:
                 answer = runtime.engine.read(request.wants(), request.now_ns)
                 return request.respond(answer)
-        runtime.passed.feast_path += 1
-        runtime.policies.renew(registry, project, runtime.clock.now_ns())
-        return super().get_online_features(
-            config,
-            _without_vectors(features),
-            entity_rows,
-            registry,
-            project,
-            full_feature_names,
-            include_feature_view_version_metadata,
-        )
+        with fault_judged(runtime, request):
+            runtime.policies.renew(registry, project, runtime.clock.now_ns())
+            return super().get_online_features(
+                config,
+                _without_vectors(features),
+                entity_rows,
+                registry,
+                project,
+                full_feature_names,
+                include_feature_view_version_metadata,
+            )
 
     async def get_online_features_async(
         self,
@@ -255,26 +262,27 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     ) -> OnlineResponse:
         """As `get_online_features`, for callers on an event loop."""
         runtime = self._runtime or self.runtime(config)
+        request = None
         if not include_feature_view_version_metadata:
             request = prepare(
                 runtime, config, features, entity_rows, registry, project, full_feature_names
             )
             if type(request) is CachedResponse:
                 return request
-            if request is not None:
+            if type(request) is Request:
                 answer = await runtime.engine.read_async(request.wants(), request.now_ns)
                 return request.respond(answer)
-        runtime.passed.feast_path += 1
-        runtime.policies.renew(registry, project, runtime.clock.now_ns())
-        return await super().get_online_features_async(
-            config,
-            _without_vectors(features),
-            entity_rows,
-            registry,
-            project,
-            full_feature_names,
-            include_feature_view_version_metadata,
-        )
+        with fault_judged(runtime, request):
+            runtime.policies.renew(registry, project, runtime.clock.now_ns())
+            return await super().get_online_features_async(
+                config,
+                _without_vectors(features),
+                entity_rows,
+                registry,
+                project,
+                full_feature_names,
+                include_feature_view_version_metadata,
+            )
 
     def _read_features_per_fv(
         self,
@@ -530,18 +538,37 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         return store.retrieve_online_documents_v2(inner, *args, **kwargs)
 
 
-def _without_vectors(features: Any) -> Any:
+def _without_input(kind: str, error: ValidationError) -> str:
+    """What is wrong with a wrapped store's settings, without the settings, which hold passwords."""
+    faults = "; ".join(
+        f"{'.'.join(map(str, ('online_store.store', *fault['loc'])))}: {fault['msg']}"
+        for fault in error.errors(include_input=False, include_context=False, include_url=False)
+    )
+    return f"{faults}. Write the {kind} store as it was before under online_store."
+
+
+class _WithoutVectors(FeatureService):  # type: ignore[misc]
     """A feature service without its wish for precomputed vectors.
 
     Feast computes them where its own Redis store is the online store itself, so through Hotplate
     they would be missing, or left over from before a push. The rows they are made of are read
     through the cache instead: the same values, and never older than their bound.
     """
-    if not getattr(features, "precompute_online", False):
-        return features
-    plain = copy.copy(features)
-    plain.precompute_online = False
-    return plain
+
+    def __init__(self, service: FeatureService) -> None:
+        self.__dict__.update(service.__dict__)
+        self.precompute_online = False
+        self._service = service
+
+    def __eq__(self, other: object) -> bool:
+        # Feast warns about a service that differs from the registry's; this one only leaves out
+        return bool(self._service == other)
+
+    __hash__ = FeatureService.__hash__
+
+
+def _without_vectors(features: Any) -> Any:
+    return _WithoutVectors(features) if getattr(features, "precompute_online", False) else features
 
 
 def _store_class(kind: str) -> type:

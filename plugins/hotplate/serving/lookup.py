@@ -6,10 +6,9 @@ one place, and this is the hot path, which deserves one of its own.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from feast import FeatureService, RepoConfig
-from feast.errors import FeastError
 
 from hotplate.core.engine import Answer, Want
 from hotplate.serving.plan import Plan
@@ -18,10 +17,7 @@ from hotplate.serving.requests import EntityValues, coerce, columns_of
 from hotplate.serving.response import CachedResponse
 from hotplate.serving.runtime import Runtime
 
-__all__ = ["Request", "prepare"]
-
-# What resolving and coercing a wrong request raises; Feast's own path raises it again.
-_FEASTS_OWN: Final = (FeastError, ValueError, TypeError, KeyError, IndexError, OverflowError)
+__all__ = ["Request", "fault_judged", "prepare"]
 
 
 class Request:
@@ -57,20 +53,37 @@ def prepare(
     registry: Any,
     project: str,
     is_full: bool,
-) -> CachedResponse | Request | None:
+) -> CachedResponse | Request | Exception | None:
     """The response where memory has it all, else what to ask for; None for Feast's own path.
 
-    Whatever goes wrong here is answered by Feast's own path instead: a wrong request is refused
-    there in Feast's own words; a fault of the cache is counted and costs no more than time.
+    An error is returned, not raised: Feast's own path answers instead. If it refuses the request,
+    in its own words, the request was wrong; if it answers, the cache was (see `fault_judged`).
     """
     try:
         return _look(runtime, config, features, entity_rows, registry, project, is_full)
     except Exception as error:  # noqa: BLE001 - the border: a cache fault is a miss
-        if isinstance(error, _FEASTS_OWN):
-            runtime.passed.refused += 1
+        return error
+
+
+class fault_judged:
+    """Around Feast's own path: who was wrong, if anyone was, before it."""
+
+    __slots__ = ("_fault", "_runtime")
+
+    def __init__(self, runtime: Runtime, fault: object) -> None:
+        self._runtime = runtime
+        self._fault = fault
+
+    def __enter__(self) -> None:
+        self._runtime.passed.feast_path += 1
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if not isinstance(self._fault, Exception):
+            return
+        if error is None:
+            self._runtime.note_fault(self._fault)
         else:
-            runtime.note_fault(error)
-        return None
+            self._runtime.passed.refused += 1
 
 
 def _look(
@@ -94,15 +107,20 @@ def _look(
         return None
     protos = None
     shown = columns
-    for column, exact in zip(columns, plan.exact, strict=True):
-        if exact is None or (
-            type(column[0]) is not exact if count == 1 else set(map(type, column)) != {exact}
-        ):
-            values = coerce(plan, columns)
-            if values is None:
-                return None
-            columns, shown, protos = values.keys, values.shown, values.protos
-            break
+    for values, column in zip(columns, plan.entities, strict=True):
+        # `takes` once more for a single row, without its loops
+        exact: Any = column.exact
+        limit = column.limit
+        if count > 1:
+            if column.takes(values):
+                continue
+        elif type(values[0]) is exact and (not limit or -limit <= values[0] < limit):
+            continue
+        coerced = coerce(plan, columns)
+        if coerced is None:
+            return None
+        columns, shown, protos = coerced.keys, coerced.shown, coerced.protos
+        break
     rows = plan.hit(columns, count, now_ns)
     if rows is not None:
         wall_us = runtime.clock.wall_ns() // 1_000 if plan.is_enforced else 0

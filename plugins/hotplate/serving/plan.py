@@ -39,6 +39,7 @@ __all__ = ["EntityColumn", "Plan", "PlanGroup", "PlanInputs", "compile_plan", "e
 
 # declared type -> the Python type that Feast takes over unchanged, value for value
 _EXACT: Final = {ValueType.INT64: int, ValueType.INT32: int, ValueType.STRING: str}
+_LIMITS: Final = {ValueType.INT64: 1 << 63, ValueType.INT32: 1 << 31}
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,21 @@ class EntityColumn:
         value_type: declared type.
         kind: the field of Feast's `Value` that holds it.
         exact: the Python type that needs no coercion, or None.
+        limit: an integer `n` must hold `-limit <= n < limit`; 0 for other types. Feast refuses
+            what does not, and a key must not: it would be another entity's.
     """
 
     name: str
     value_type: ValueType
     kind: str
     exact: type | None
+    limit: int
+
+    def takes(self, values: Sequence[Any]) -> bool:
+        """Whether Feast takes over these values, one or more, unchanged."""
+        if self.exact is None or set(map(type, values)) != {self.exact}:
+            return False
+        return not self.limit or (-self.limit <= min(values) and max(values) < self.limit)
 
 
 class PlanGroup:
@@ -162,7 +172,6 @@ class Plan:
         "_ages_due",
         "_get",
         "entities",
-        "exact",
         "feature_types",
         "groups",
         "hits",
@@ -184,7 +193,6 @@ class Plan:
         for group in groups:
             self.names += group.names
         self.feature_types = feature_types
-        self.exact = tuple(column.exact for column in entities)
         self.names_field = GetOnlineFeaturesResponse(
             metadata=GetOnlineFeaturesResponseMetadata(feature_names=FeatureList(val=self.names))
         ).SerializeToString()
@@ -318,7 +326,9 @@ def compile_plan(
 def entity_column(name: str, value_type: ValueType | None) -> EntityColumn:
     """A column of entity values by its name and declared type."""
     declared = value_type or ValueType.UNKNOWN
-    return EntityColumn(name, declared, kind_of(declared), _EXACT.get(declared))
+    return EntityColumn(
+        name, declared, kind_of(declared), _EXACT.get(declared), _LIMITS.get(declared, 0)
+    )
 
 
 def _columns_of(

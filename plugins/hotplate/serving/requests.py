@@ -80,7 +80,7 @@ def coerce(plan: Plan, columns: list[list[Any]]) -> EntityValues | None:
     keys = list(columns)
     shown = list(columns)
     for index, (column, values) in enumerate(zip(plan.entities, columns, strict=True)):
-        if column.exact is not None and set(map(type, values)) == {column.exact}:
+        if column.takes(values):
             continue
         made = python_values_to_proto_values(values, column.value_type)
         if not _is_as_declared(column, made):
