@@ -101,6 +101,23 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
     enforce_max_age: bool = False
     """Answer OUTSIDE_MAX_AGE for a value whose event time is past its feature view's own `ttl`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, values: Any) -> Any:
+        # before pydantic does, which would print the value beside the key: it may be a password
+        unknown = sorted(set(values) - set(cls.model_fields)) if isinstance(values, dict) else []
+        if unknown:
+            raise ConfigError(
+                f"online_store: unknown settings {', '.join(unknown)}. Settings of the wrapped "
+                f"store belong under online_store.store; Hotplate's own are "
+                f"{', '.join(cls.model_fields)}."
+            )
+        if isinstance(values, dict) and not isinstance(values.get("store"), dict):
+            raise ConfigError(
+                "online_store.store: must hold the store to keep warm, with its type and settings."
+            )
+        return values
+
     @field_validator("store")
     @classmethod
     def _check_store(cls, value: dict[str, Any]) -> dict[str, Any]:

@@ -567,9 +567,6 @@ MISPLACED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.xfail(
-    reason="a setting that is one level too high is printed", raises=AssertionError, strict=True
-)
 @pytest.mark.parametrize("name", MISPLACED)
 def test_no_secret_in_an_error_about_its_place(folder: Folder, feast: Feast, name: str) -> None:
     """Moving a store's settings under `store` and forgetting one shows none of them."""
