@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -90,6 +90,7 @@ def postgres_server() -> Iterator[dict[str, Any]]:
                 "db_schema": "public",
                 "user": "postgres",
                 "password": "postgres",
+                "sslmode": "disable",
             }
         finally:
             process.terminate()
@@ -230,16 +231,25 @@ def frame_of(**columns: Any) -> pd.DataFrame:
 
 
 def answers(store: FeatureStore, features: Any, entities: Any, **kwargs: Any) -> Any:
-    """Everything a response says, or the error's type and text."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            response = store.get_online_features(features, entities, **kwargs)
-            as_dict = response.to_dict()
-            with_times = response.to_dict(include_event_timestamps=True)
-            return as_dict, with_times, list(as_dict), message_of(response)
-    except Exception as error:  # noqa: BLE001 - the error is the answer
-        return type(error), str(error)
+    """Everything a response says, or the error's type and text, asked for in two ways.
+
+    A response is lazy: an error that only one of `to_dict` and `.proto` raises must not hide what
+    the other one says.
+    """
+
+    def ask(read: Callable[[Any], Any]) -> Any:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return read(store.get_online_features(features, entities, **kwargs))
+        except Exception as error:  # noqa: BLE001 - the error is the answer
+            return type(error), str(error)
+
+    as_dict = ask(lambda response: response.to_dict())
+    if isinstance(as_dict, tuple):
+        return as_dict if ask(message_of) == as_dict else ("only to_dict raises", as_dict)
+    with_times = ask(lambda response: response.to_dict(include_event_timestamps=True))
+    return as_dict, with_times, list(as_dict), ask(message_of)
 
 
 def message_of(response: Any) -> Any:

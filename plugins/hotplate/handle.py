@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from feast import FeatureService, FeatureStore
 from feast.data_source import PushMode
+from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
 from feast.type_map import python_values_to_proto_values
 
 from hotplate.errors import NotACachedStoreError
@@ -157,6 +158,7 @@ class _Target:
     def __init__(self, table: Any) -> None:
         self.view: str = table.name
         declared = {field.name: field.dtype.to_value_type() for field in table.entity_columns}
+        self._is_entityless = set(declared) == {DUMMY_ENTITY_ID}
         self._columns = [entity_column(name, declared[name]) for name in sorted(declared)]
         names = tuple(column.name for column in self._columns)
         self._shape = EntityShape(names, tuple(column.kind for column in self._columns))
@@ -165,6 +167,8 @@ class _Target:
         self, wanted: Sequence[Mapping[str, Any]]
     ) -> list[tuple[EntityShape, tuple[Any, ...]]]:
         """The entities, their values brought to the declared types as Feast does it."""
+        if self._is_entityless:  # Feast keys such a view by one made-up entity
+            wanted = [{DUMMY_ENTITY_ID: DUMMY_ENTITY_VAL}]
         columns: list[list[Any]] = []
         for column in self._columns:
             try:

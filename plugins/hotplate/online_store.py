@@ -245,6 +245,17 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     ) -> OnlineResponse:
         """Answer a request from memory, and from the wrapped store what memory does not hold."""
         runtime = self._runtime or self.runtime(config)
+        if runtime.answers_whole:
+            runtime.passed.whole += 1
+            return runtime.wrapped.store().get_online_features(
+                config=runtime.wrapped.config(config),
+                features=features,
+                entity_rows=entity_rows,
+                registry=registry,
+                project=project,
+                full_feature_names=full_feature_names,
+                include_feature_view_version_metadata=include_feature_view_version_metadata,
+            )
         request = None
         if not include_feature_view_version_metadata:
             request = prepare(
@@ -259,7 +270,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             runtime.policies.renew(registry, project, runtime.clock.now_ns())
             return super().get_online_features(
                 config,
-                _without_vectors(features),
+                feast_path.without_vectors(features),
                 entity_rows,
                 registry,
                 project,
@@ -279,6 +290,17 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     ) -> OnlineResponse:
         """As `get_online_features`, for callers on an event loop."""
         runtime = self._runtime or self.runtime(config)
+        if runtime.answers_whole:
+            runtime.passed.whole += 1
+            return await runtime.wrapped.store_async().get_online_features_async(
+                config=runtime.wrapped.config(config),
+                features=features,
+                entity_rows=entity_rows,
+                registry=registry,
+                project=project,
+                full_feature_names=full_feature_names,
+                include_feature_view_version_metadata=include_feature_view_version_metadata,
+            )
         request = None
         if not include_feature_view_version_metadata:
             request = prepare(
@@ -293,7 +315,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             runtime.policies.renew(registry, project, runtime.clock.now_ns())
             return await super().get_online_features_async(
                 config,
-                _without_vectors(features),
+                feast_path.without_vectors(features),
                 entity_rows,
                 registry,
                 project,
@@ -469,7 +491,8 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         """`feast apply`: check the policies, let the wrapped store apply, forget what changed.
 
         Raises:
-            PolicyError: a policy is contradictory, ambiguous or unknown; nothing was applied.
+            PolicyError: a policy is contradictory, ambiguous or unknown; the wrapped store was not
+                asked, and a file registry is left as it was (Feast's SQL registry writes before).
         """
         runtime = self.runtime(config)
         policies = resolve_all(runtime.layers, tables_to_keep)
@@ -562,30 +585,6 @@ def _without_input(kind: str, error: ValidationError) -> str:
         for fault in error.errors(include_input=False, include_context=False, include_url=False)
     )
     return f"{faults}. Write the {kind} store as it was before under online_store."
-
-
-class _WithoutVectors(FeatureService):  # type: ignore[misc]
-    """A feature service without its wish for precomputed vectors.
-
-    Feast computes them where its own Redis store is the online store itself, so through Hotplate
-    they would be missing, or left over from before a push. The rows they are made of are read
-    through the cache instead: the same values, and never older than their bound.
-    """
-
-    def __init__(self, service: FeatureService) -> None:
-        self.__dict__.update(service.__dict__)
-        self.precompute_online = False
-        self._service = service
-
-    def __eq__(self, other: object) -> bool:
-        # Feast warns about a service that differs from the registry's; this one only leaves out
-        return bool(self._service == other)
-
-    __hash__ = FeatureService.__hash__
-
-
-def _without_vectors(features: Any) -> Any:
-    return _WithoutVectors(features) if getattr(features, "precompute_online", False) else features
 
 
 def _store_class(kind: str) -> type:

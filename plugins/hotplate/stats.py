@@ -49,11 +49,12 @@ class HitCounter:
 class PassedCounters:
     """Requests that were not answered from a plan, by reason; see `CacheStats.requests_passed`."""
 
-    __slots__ = ("feast_path", "refused")
+    __slots__ = ("feast_path", "refused", "whole")
 
     def __init__(self) -> None:
         self.feast_path = 0
         self.refused = 0
+        self.whole = 0
 
     def snapshot(self) -> dict[str, int]:
         """The counts now."""
@@ -229,7 +230,8 @@ class CacheStats:
         entries, bytes: what the memory tier holds.
         source_batches: round trips to the source: one a request that misses, however many groups.
         requests_passed: requests that no plan answered: `feast_path` took Feast's own path with
-            the cache below it; `refused`, among them, were wrong in themselves.
+            the cache below it; `refused`, among them, were wrong in themselves; `whole` went to a
+            wrapped store that answers whole requests and has no rows to keep (Feast's remote one).
         cache_faults: errors of the cache itself; each was answered from the source.
     """
 

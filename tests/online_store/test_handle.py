@@ -25,7 +25,7 @@ from hotplate.errors import HotplateError
 from hotplate.ingestion import defragment
 from hotplate.testing import use_clock
 
-from ..stores import USER, Repo, answers, frame_of
+from ..stores import USER, Repo, frame_of
 
 RepoMaker = Callable[..., Repo]
 AGE = ["v:age"]
@@ -101,7 +101,8 @@ def test_a_fault_of_the_cache_is_answered_by_the_source_and_counted(
     monkeypatch.setattr(Plan, "hit", broken)
     with caplog.at_level(logging.ERROR, logger="hotplate"):
         for _ in range(3):
-            assert answers(repo.hot, AGE, ONE) == answers(repo.bare, AGE, ONE)
+            got = repo.hot.get_online_features(AGE, ONE).to_dict()
+            assert got == repo.bare.get_online_features(AGE, ONE).to_dict()
     assert repo.cache.stats().cache_faults == 3
     assert len([record for record in caplog.records if "the cache failed" in record.message]) == 1
 

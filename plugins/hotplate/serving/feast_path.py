@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from feast import utils
+from feast import FeatureService, utils
 from feast.protos.feast.serving.ServingService_pb2 import FieldStatus
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 
@@ -22,7 +22,15 @@ from hotplate.core.engine import Answer, Want
 if TYPE_CHECKING:
     from hotplate.serving.runtime import Runtime
 
-__all__ = ["ViewRead", "feast_rows", "is_synthetic", "populate", "prepare", "read_of"]
+__all__ = [
+    "ViewRead",
+    "feast_rows",
+    "is_synthetic",
+    "populate",
+    "prepare",
+    "read_of",
+    "without_vectors",
+]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SYNTHETIC: Final = "__precomputed__"
@@ -146,3 +154,28 @@ def _enforce_max_age(
             for target in targets:
                 if vector.statuses[target] == FieldStatus.PRESENT:
                     vector.statuses[target] = FieldStatus.OUTSIDE_MAX_AGE
+
+
+class _WithoutVectors(FeatureService):  # type: ignore[misc]
+    """A feature service without its wish for precomputed vectors.
+
+    Feast computes them where its own Redis store is the online store itself, so through Hotplate
+    they would be missing, or left over from before a push. The rows they are made of are read
+    through the cache instead: the same values, and never older than their bound.
+    """
+
+    def __init__(self, service: FeatureService) -> None:
+        self.__dict__.update(service.__dict__)
+        self.precompute_online = False
+        self._service = service
+
+    def __eq__(self, other: object) -> bool:
+        # Feast warns about a service that differs from the registry's; this one only leaves out
+        return bool(self._service == other)
+
+    __hash__ = FeatureService.__hash__
+
+
+def without_vectors(features: Any) -> Any:
+    """The features of a request, without a service's wish for precomputed vectors."""
+    return _WithoutVectors(features) if getattr(features, "precompute_online", False) else features

@@ -7,11 +7,13 @@ import json
 import logging
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from feast import RepoConfig
 from feast.infra.online_stores.helpers import compute_versioned_name
+from feast.infra.online_stores.online_store import OnlineStore
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.value_type import ValueType
 
@@ -81,6 +83,16 @@ class Runtime:
         self.passed = PassedCounters()
         self.cache_faults = 0
         self._fault_logged_s = float("-inf")
+
+    @cached_property
+    def answers_whole(self) -> bool:
+        """Whether the wrapped store answers requests in a way of its own, not by reading rows.
+
+        Feast's remote store does: its rows carry neither the statuses nor the timestamps of its
+        answers, so keeping rows would change the answers. Such requests go straight to it.
+        """
+        own = type(self.wrapped.store()).get_online_features
+        return own is not OnlineStore.get_online_features
 
     @property
     def layers(self) -> PolicyLayers:
