@@ -37,6 +37,8 @@ from feast.value_type import ValueType
 
 __all__ = [
     "ABSENT_ROW",
+    "EVENT_AT",
+    "FLAGS_AT",
     "GENERIC",
     "NOT_FOUND",
     "NO_EVENT_TIME",
@@ -52,11 +54,13 @@ __all__ = [
     "is_absent",
     "kind_of",
     "stamp_of",
+    "varint",
 ]
 
 PREFIX_BYTES: Final = 9  # stamp and jitter, which the engine puts before what the codec encodes
 HEADER_BYTES: Final = 24
 FLAGS_AT: Final = 9
+EVENT_AT: Final = slice(16, 24)
 STATES: Final = 1
 GENERIC: Final = 2
 ABSENT_ROW: Final = 4
@@ -84,6 +88,15 @@ _SPECIAL_KINDS: Final = {
     "VALUE_SET": "set_val",
     "PDF_BYTES": "bytes_val",
     "IMAGE_BYTES": "bytes_val",
+}
+# Tags of Feast's Value.proto: (field number << 3) | wire type (0 varint, 2 length-delimited)
+_TAGS: Final = {
+    "bytes_val": b"\x0a",
+    "string_val": b"\x12",
+    "int32_val": b"\x18",
+    "int64_val": b"\x20",
+    "bool_val": b"\x38",
+    "unix_timestamp_val": b"\x40",
 }
 _WIRE_FLOAT: Final = {"double_val": (b"\x29", 9), "float_val": (b"\x35", 5)}
 
@@ -306,7 +319,7 @@ class Layout:
                 offset = self.offsets[index]
                 items.append(_WIRE_FLOAT[kind][0] + row[offset : offset + self.widths[index]])
             elif is_fixed:
-                items.append(Value(**{kind: cell}).SerializeToString())
+                items.append(_TAGS[kind] + varint(cell))
             else:
                 items.append(_variable_serialized(kind, row[at + start : at + cell]))
             start = start if is_fixed else cell
@@ -324,7 +337,7 @@ class Layout:
 
     def event_us(self, row: bytes) -> int | None:
         """The row's event timestamp, microseconds since 1970, or None."""
-        moment = int.from_bytes(row[16:24], "little", signed=True)
+        moment = int.from_bytes(row[EVENT_AT], "little", signed=True)
         return None if moment == NO_EVENT_TIME else moment
 
     @cached_property
@@ -357,18 +370,45 @@ class Layout:
         return None if code is None else (_NUMPY[code], len(self.kinds))
 
     def columns_of(self, rows: Sequence[bytes], positions: Sequence[int]) -> list[list[Any]] | None:
-        """Columns as Python values, where all cells are of one type and no row is longer."""
-        if self._block is None:
+        """Columns of a batch as Python values, column by column; None where a row has flags."""
+        if any(row[FLAGS_AT] for row in rows):
             return None
+        if self._block is None:
+            return self._mixed_columns(rows, positions)
         end = self.fixed_end
         joined = b"".join(rows)
-        if len(joined) != end * len(rows):
-            return None
         cell_type, count = self._block
         strides = (np.dtype(cell_type).itemsize, end)
         cells = np.ndarray((count, len(rows)), cell_type, joined, HEADER_BYTES, strides)
         columns: list[list[Any]] = cells[positions].tolist()
         return columns
+
+    def _mixed_columns(self, rows: Sequence[bytes], positions: Sequence[int]) -> list[list[Any]]:
+        cells = list(zip(*map(self._unpack, rows), strict=True))
+        before: Sequence[int] = [0] * len(rows)
+        starts = {}
+        for index in self._variable:  # a value begins where the one before it ends
+            starts[index] = before
+            before = cells[index]
+        columns: list[list[Any]] = []
+        for position in positions:
+            kind = self.kinds[position]
+            if position in starts:
+                columns.append(self._variable_column(rows, kind, starts[position], cells[position]))
+            elif kind == "unix_timestamp_val":
+                columns.append([_as_moment(seconds) for seconds in cells[position]])
+            else:
+                columns.append(list(cells[position]))
+        return columns
+
+    def _variable_column(
+        self, rows: Sequence[bytes], kind: str, starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Any]:
+        at = self.fixed_end
+        spans = zip(rows, starts, ends, strict=True)
+        if kind == "string_val":
+            return [row[at + start : at + end].decode() for row, start, end in spans]
+        return [_variable_value(kind, row[at + start : at + end]) for row, start, end in spans]
 
     def fill_matrix(
         self,
@@ -435,6 +475,19 @@ def _says_absent(states: bytearray, moment_us: int | None) -> bool:
     return not moment_us and all(states)
 
 
+def varint(number: int) -> bytes:
+    """Protobuf's variable-length form of an integer; negative ones take ten bytes."""
+    number &= 0xFFFF_FFFF_FFFF_FFFF
+    if number < 128:
+        return bytes((number,))
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
 def _as_moment(seconds: int) -> datetime | None:
     if seconds == NULL_TIMESTAMP_INT_VALUE:
         return None
@@ -458,8 +511,4 @@ def _variable_value(kind: str, raw: bytes) -> Any:
 
 
 def _variable_serialized(kind: str, raw: bytes) -> bytes:
-    if kind == "string_val":
-        raw = Value(string_val=raw.decode()).SerializeToString()
-    elif kind == "bytes_val":
-        raw = Value(bytes_val=raw).SerializeToString()
-    return raw
+    return _TAGS[kind] + varint(len(raw)) + raw if kind in _TAGS else raw

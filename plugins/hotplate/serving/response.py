@@ -15,7 +15,7 @@ from feast.online_response import TIMESTAMP_POSTFIX, OnlineResponse
 from feast.protos.feast.serving.ServingService_pb2 import FieldStatus, GetOnlineFeaturesResponse
 from feast.protos.feast.types.Value_pb2 import Value
 
-from hotplate.codec import FLAGS_AT, NOT_FOUND, is_absent, stamp_of
+from hotplate.codec import EVENT_AT, FLAGS_AT, NO_EVENT_TIME, NOT_FOUND, is_absent, stamp_of, varint
 from hotplate.contracts import Freshness, Tier
 from hotplate.durations import NO_LIMIT_NS
 
@@ -149,10 +149,9 @@ def _freshness(group: PlanGroup, row: bytes, now_ns: int, tier: Tier) -> Freshne
 
 def _feature_columns(group: PlanGroup, rows: Sequence[bytes]) -> list[list[Any]]:
     layout = group.view.layout
-    if layout.is_plain:
-        fast = layout.columns_of(rows, group.positions)
-        if fast is not None:
-            return fast
+    fast = layout.columns_of(rows, group.positions)
+    if fast is not None:
+        return fast
     plain, slow = layout.decode_plain, layout.decode
     table = [slow(row) if row[FLAGS_AT] else plain(row) for row in rows]
     by_column = list(zip(*table, strict=True))
@@ -193,8 +192,11 @@ class _ProtoWriter:
 
     def _feature_vectors(self, group: PlanGroup, rows: Sequence[bytes]) -> list[bytes]:
         layout = group.view.layout
-        times = b"".join([_field(0x1A, _timestamp(layout.event_us(row))) for row in rows])
-        present = bytes([self._present_status(group, row) for row in rows])
+        times = _times(rows)
+        if group.max_age_us:
+            present = bytes([self._present_status(group, row) for row in rows])
+        else:
+            present = bytes((PRESENT,)) * len(rows)
         if any(row[FLAGS_AT] for row in rows):
             return _vectors_with_states(group, rows, present, times)
         tail = _field(0x12, present) + times
@@ -212,6 +214,21 @@ class _ProtoWriter:
         moment = group.view.layout.event_us(row)
         is_old = moment is not None and self._wall_us - moment > group.max_age_us
         return int(OUTSIDE_MAX_AGE if is_old else PRESENT)
+
+
+def _times(rows: Sequence[bytes]) -> bytes:
+    """The rows' event timestamps as fields; rows written together share theirs."""
+    known: dict[bytes, bytes] = {}
+    fields = []
+    for row in rows:
+        raw = row[EVENT_AT]
+        field = known.get(raw)
+        if field is None:
+            moment_us = int.from_bytes(raw, "little", signed=True)
+            is_none = moment_us == NO_EVENT_TIME
+            field = known[raw] = _field(0x1A, _timestamp(None if is_none else moment_us))
+        fields.append(field)
+    return b"".join(fields)
 
 
 def _vectors_with_states(
@@ -240,7 +257,7 @@ def _wire_vectors(
     tag, width = wire
     before = bytes((0x0A, width + len(tag))) + tag
     size = (len(before) + width) * len(rows) + len(tail)
-    head = b"\x12" + _varint(size) + before
+    head = b"\x12" + varint(size) + before
     if len(rows) == 1:
         row = rows[0]
         cells = [row[start:end] for start, end in spans]
@@ -258,21 +275,12 @@ def _field(tag: int, body: bytes) -> bytes:
     size = len(body)
     if size < 128:
         return bytes((tag, size)) + body
-    return bytes((tag,)) + _varint(size) + body
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    return bytes((tag,)) + varint(size) + body
 
 
 def _timestamp(moment_us: int | None) -> bytes:
     if not moment_us:
         return b""
     seconds, micros = divmod(moment_us, 1_000_000)
-    body = b"\x08" + _varint(seconds % (1 << 64)) if seconds else b""
-    return body + (b"\x10" + _varint(micros * 1_000) if micros else b"")
+    body = b"\x08" + varint(seconds) if seconds else b""
+    return body + (b"\x10" + varint(micros * 1_000) if micros else b"")
