@@ -26,7 +26,6 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -191,6 +190,15 @@ class Layout:
             else None
         )
 
+        # all of these at once, without the lock that a lazy property takes (a forked child could
+        # find it held)
+        self.wire = self._find_wire()
+        """(tag, width) where a plain row's cells are its serialized values without their tag."""
+        self.numpy_fields = self._find_numpy_fields()
+        """Column -> (numpy type, offset in the row), for reading joined rows as an array."""
+        self._block = self._find_block()
+        """(numpy type, count) where all cells are of one type, so that rows form one matrix."""
+
     def __repr__(self) -> str:
         return f"Layout({', '.join(f'{c.name}:{c.value_type.name}' for c in self.columns)})"
 
@@ -273,6 +281,16 @@ class Layout:
         states = self.states(row)
         return [None if state else value for state, value in zip(states, decoded, strict=True)]
 
+    def decode_at(self, row: bytes, positions: Sequence[int]) -> list[Any]:
+        """Some columns of a row, one by one: slower, and blind to the columns not named."""
+        items = self.serialized(row)
+        return [
+            feast_value_type_to_python_type(Value.FromString(raw), self.columns[at].value_type)
+            if (raw := items[at])
+            else None
+            for at in positions
+        ]
+
     def _decode_mixed(self, row: bytes) -> list[Any]:
         cells = list(self._unpack(row))
         for index in self._times:
@@ -340,9 +358,7 @@ class Layout:
         moment = int.from_bytes(row[EVENT_AT], "little", signed=True)
         return None if moment == NO_EVENT_TIME else moment
 
-    @cached_property
-    def wire(self) -> tuple[bytes, int] | None:
-        """(tag, width) where a plain row's cells are its serialized values without their tag."""
+    def _find_wire(self) -> tuple[bytes, int] | None:
         if self._wire is None or len(set(self._wire)) != 1:
             return None
         tag, size = self._wire[0]
@@ -354,17 +370,13 @@ class Layout:
         """Whether a feature is a number or a boolean, so that a matrix can hold it."""
         return self.kinds[self.positions[name]] in _NUMERIC
 
-    @cached_property
-    def numpy_fields(self) -> dict[str, tuple[str, int]]:
-        """Column -> (numpy type, offset in the row), for reading joined rows as an array."""
+    def _find_numpy_fields(self) -> dict[str, tuple[str, int]]:
         return {
             column.name: (_NUMPY[_FIXED.get(kind, "I")], offset)
             for column, kind, offset in zip(self.columns, self.kinds, self.offsets, strict=True)
         }
 
-    @cached_property
-    def _block(self) -> tuple[str, int] | None:
-        """(numpy type, count) where all cells are of one type, so that rows form one matrix."""
+    def _find_block(self) -> tuple[str, int] | None:
         codes = {_FIXED.get(kind) for kind in self.kinds}
         code = codes.pop() if len(codes) == 1 else None
         return None if code is None else (_NUMPY[code], len(self.kinds))
@@ -452,9 +464,7 @@ class Layout:
         out: npt.NDArray[np.float32],
         into: Sequence[int],
     ) -> None:
-        decoded = self.decode(row)
-        for position, column in zip(positions, into, strict=True):
-            value = decoded[position]
+        for value, column in zip(self.decode_at(row, positions), into, strict=True):
             out[column] = np.nan if value is None else value
 
 

@@ -290,20 +290,25 @@ class Engine:
     def _load_missing(self, reading: _Reading, missing: dict[Key, Want]) -> Steps[None]:
         shared = {key for key, want in missing.items() if want.bound.policy.is_cached}
         own, others = self.flights.board(shared, is_async=reading.is_async)
-        to_load = {key: want for key, want in missing.items() if key not in shared}
-        if own is not None:
-            to_load |= {key: missing[key] for key in own.keys}
-            # the flight before this one may have landed between our look and our boarding
-            for key in own.keys:
-                row = self._fresh(key, missing[key].bound, reading.now_ns)
-                if row is not None:
-                    reading.answer_of[key] = own.rows[key] = row
-                    del to_load[key]
-        if own is not None or to_load:
-            yield from self._load_own(reading, own, to_load)
-        for flight, keys in others.items():
-            yield WaitStep(flight)
-            self._take_landed(reading, flight, {key: missing[key] for key in keys}, missing)
+        try:
+            to_load = {key: want for key, want in missing.items() if key not in shared}
+            if own is not None:
+                to_load |= {key: missing[key] for key in own.keys}
+                # the flight before this one may have landed between our look and our boarding
+                for key in own.keys:
+                    row = self._fresh(key, missing[key].bound, reading.now_ns)
+                    if row is not None:
+                        reading.answer_of[key] = own.rows[key] = row
+                        del to_load[key]
+            if own is not None or to_load:
+                yield from self._load_own(reading, own, to_load)
+            for flight, keys in others.items():
+                yield WaitStep(flight)
+                self._take_landed(reading, flight, {key: missing[key] for key in keys}, missing)
+        finally:  # whatever interrupts: nobody may wait for a flight that will not end
+            if own is not None and not own.has_ended:
+                self.flights.leave(own)
+                own.crash(None)
 
     def _load_own(
         self, reading: _Reading, flight: Flight | None, to_load: dict[Key, Want]
@@ -387,10 +392,11 @@ class Engine:
         if reading.is_refresh:
             return False  # nobody waits for it: what is in memory stays there
         stand_in: dict[Key, bytes] = {}
+        now_ns = self.clock.now_ns()  # a source may take minutes to fail
         for key, want in wanted.items():
             limit_ns = want.bound.policy.last_good_ns
             row = self.memory.peek(key) if want.bound.policy.is_cached else None
-            if limit_ns is None or row is None or reading.now_ns - stamp_of(row) > limit_ns:
+            if limit_ns is None or row is None or now_ns - stamp_of(row) > limit_ns:
                 return False
             stand_in[key] = row
         for key, row in stand_in.items():
@@ -432,13 +438,14 @@ class Engine:
 
     def forget_keys(self, keys: Sequence[Key]) -> None:
         """Never again serve what was read before for these keys."""
-        self.flights.detach(keys)
+        # in this order: a flight boarded in between finds no row in memory that it could hand on
         self.memory.forget(keys)
+        self.flights.detach(keys)
 
     def forget_tokens(self, tokens: frozenset[int]) -> None:
         """Drop every entry under these tokens."""
-        self.flights.detach_tokens(tokens)
         self.memory.forget_tokens(tokens)
+        self.flights.detach_tokens(tokens)
 
     def restart_after_fork(self) -> None:
         """Start clean in a forked child; rows stay, with the ages they have."""

@@ -50,13 +50,18 @@ class Flight:
         self.error = error
         self._done.set_result(None)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it landed or crashed."""
+        return self._done.done()
+
     def can_block(self) -> bool:
         """Whether this thread may block until the flight ends.
 
-        It may not when the flight is performed by a task of the loop that this very thread runs:
-        the task could never go on.
+        It may not where this thread runs an event loop and the flight is performed by a task: the
+        task may be this very loop's, or one of a loop that waits for this one in turn.
         """
-        return self.loop is None or self.loop is not _running_loop()
+        return self.loop is None or _running_loop() is None
 
     def wait(self) -> None:
         """Block this thread until the flight ends."""

@@ -18,6 +18,7 @@ __all__ = ["Refresher"]
 
 _WAITING_MAX: Final = 256
 _LOG_EVERY_S: Final = 60.0
+_IDLE_S: Final = 5.0
 _log = logging.getLogger("hotplate.refresh")
 
 
@@ -49,21 +50,35 @@ class Refresher:
             fresh = {key: value for key, value in due.items() if key not in self._queued}
             if not fresh:
                 return True
+            if not self._has_worker():
+                return False
             try:
                 self._waiting.put_nowait(fresh)
             except queue.Full:
                 return False
             self._queued.update(fresh)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._work, name="hotplate-refresh", daemon=True
-                )
-                self._thread.start()
+        return True
+
+    def _has_worker(self) -> bool:
+        if self._thread is None or not self._thread.is_alive():
+            worker = threading.Thread(target=self._work, name="hotplate-refresh", daemon=True)
+            try:
+                worker.start()
+            except RuntimeError:  # no thread to be had: then nothing is refreshed ahead
+                return False
+            self._thread = worker
         return True
 
     def _work(self) -> None:
         while True:
-            due = self._waiting.get()
+            try:
+                due = self._waiting.get(timeout=_IDLE_S)
+            except queue.Empty:
+                with self._lock:  # an idle thread would keep a cache alive that nobody uses
+                    if self._waiting.empty():
+                        self._thread = None
+                        return
+                continue
             try:
                 self._reload(due)
             except Exception as error:  # noqa: BLE001 - the border: a failed refresh is only a later miss

@@ -1,8 +1,10 @@
-"""Coherence inside one process: every cache over one source forgets together.
+"""Coherence inside one process: every cache of one project forgets together.
 
-Two `FeatureStore` objects over the same configuration have a cache each. What is written through
-one must not be served by the other, so caches of one source form a *domain*: they share the
-tokens that keys begin with, and an invalidation reaches every member before it returns.
+Two `FeatureStore` objects over the same data have a cache each. What is written through one must
+not be served by the other, so the caches of one project form a *domain*: they share the tokens
+that keys begin with, and an invalidation reaches every member before it returns. Whether two
+configurations reach the same data cannot be seen from their texts (`localhost`, `127.0.0.1`), so
+it is not asked: forgetting too much costs a load, forgetting too little a wrong answer.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Member(Protocol):
 
 
 class Domain:
-    """The views of one source and the caches over it."""
+    """The views of one project and the caches over them."""
 
     def __init__(self) -> None:
         self._views: dict[ViewIdentity, View] = {}
@@ -49,7 +51,8 @@ class Domain:
 
     def join(self, member: Member) -> None:
         """Make a cache a member for as long as it lives."""
-        self._members.add(member)
+        with self._lock:
+            self._members.add(member)
 
     def view(self, identity: ViewIdentity, layout: Layout) -> View:
         """The view of an identity, made on first use."""
@@ -100,7 +103,7 @@ class Domain:
             by_shape.setdefault(view.identity.shape, []).append(view)
         keys = [view.key(values) for shape, values in entities for view in by_shape.get(shape, ())]
         if keys:
-            for member in list(self._members):
+            for member in self._all_members():
                 member.forget_keys(keys)
         return len(keys)
 
@@ -112,7 +115,7 @@ class Domain:
                 view.renew(self._take_token())
                 self._by_token[view.token] = view
             retired = frozenset(self._retired)
-        for member in list(self._members):
+        for member in self._all_members():
             member.forget_tokens(retired)
         with self._lock:
             self._retired -= retired
@@ -121,7 +124,12 @@ class Domain:
 
     def invalidate_all(self, project: str) -> None:
         """Forget everything of a project."""
-        self.invalidate_views([v for v in self._views.values() if v.identity.project == project])
+        views = list(self._views.values())
+        self.invalidate_views([view for view in views if view.identity.project == project])
+
+    def _all_members(self) -> list[Member]:
+        with self._lock:  # a weak set must not be iterated while another thread joins
+            return list(self._members)
 
     def restart_after_fork(self) -> None:
         """Start clean in a forked child."""
@@ -134,12 +142,12 @@ _domains: weakref.WeakValueDictionary[str, Domain] = weakref.WeakValueDictionary
 _domains_lock = threading.Lock()
 
 
-def domain_of(source: str) -> Domain:
-    """The domain of a source, by a text that is the same for every cache over it."""
+def domain_of(project: str) -> Domain:
+    """The domain of a project in this process."""
     with _domains_lock:
-        domain = _domains.get(source)
+        domain = _domains.get(project)
         if domain is None:
-            domain = _domains[source] = Domain()
+            domain = _domains[project] = Domain()
         return domain
 
 

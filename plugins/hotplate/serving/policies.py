@@ -57,6 +57,20 @@ def resolve_all(layers: PolicyLayers, views: Iterable[Any]) -> dict[str, Resolve
     return {group: layers.resolve(group, said) for group, said in sorted(groups.items())}
 
 
+class _Page:
+    """The tags of one state of the registry and the policies resolved from them."""
+
+    __slots__ = ("bounds", "read_ns", "seen", "tagged")
+
+    def __init__(
+        self, tagged: Mapping[str, list[TaggedPolicy]], seen: object, read_ns: int
+    ) -> None:
+        self.tagged = tagged
+        self.seen = seen
+        self.read_ns = read_ns
+        self.bounds: dict[str, Bound] = {}
+
+
 class PolicyBook:
     """The policies of one deployment, renewed when the registry is.
 
@@ -66,10 +80,7 @@ class PolicyBook:
 
     def __init__(self, layers: PolicyLayers) -> None:
         self.layers = layers
-        self._tagged: Mapping[str, list[TaggedPolicy]] = {}
-        self._bounds: dict[str, Bound] = {}
-        self._seen: object = None
-        self._read_ns = 0
+        self._page = _Page({}, None, 0)
         self._reported: set[str] = set()
 
     def renew(self, registry: BaseRegistry, project: str, now_ns: int) -> None:
@@ -77,11 +88,11 @@ class PolicyBook:
 
         A registry that keeps no cache of its own (Feast's remote one) is asked every 10 s.
         """
+        page = self._page
         created = getattr(registry, "cached_registry_proto_created", None)
         seen = (id(registry), created, project)
-        if seen == self._seen and (created is not None or now_ns - self._read_ns < _READ_EVERY_NS):
+        if seen == page.seen and (created is not None or now_ns - page.read_ns < _READ_EVERY_NS):
             return
-        self._read_ns = now_ns
         said: dict[str, list[TaggedPolicy]] = {}
         for view in feature_views_of(registry, project):
             try:
@@ -90,7 +101,7 @@ class PolicyBook:
                 self._report(error)
                 continue
             said.setdefault(policy.group, []).append(policy)
-        self._tagged, self._bounds, self._seen = said, {}, seen
+        self._page = _Page(said, seen, now_ns)
 
     def bound(self, table: Any) -> tuple[str, Bound]:
         """The group of a feature view and the policy it is read under."""
@@ -99,14 +110,14 @@ class PolicyBook:
         except PolicyError as error:
             self._report(error)
             return table.name, Bound(_never(table.name))
-        bound = self._bounds.get(own.group)
+        page = self._page  # once: what is resolved from a page belongs on that page
+        bound = page.bounds.get(own.group)
         if bound is None:
-            bound = Bound(self._resolve(own))
-            self._bounds[own.group] = bound
+            bound = page.bounds[own.group] = Bound(self._resolve(page, own))
         return own.group, bound
 
-    def _resolve(self, own: TaggedPolicy) -> ResolvedPolicy:
-        said = self._tagged.get(own.group, [])
+    def _resolve(self, page: _Page, own: TaggedPolicy) -> ResolvedPolicy:
+        said = page.tagged.get(own.group, [])
         if not any(view.view == own.view for view in said):
             said = [*said, own]
         try:

@@ -87,8 +87,7 @@ class CachedResponse(OnlineResponse):  # type: ignore[misc]
     def _only_row(self) -> list[Any]:
         flat = [column[0] for column in self._columns]
         for group, rows in zip(self._plan.groups, self._rows, strict=True):
-            row = rows[0]
-            flat += group.pick((group.decode if row[FLAGS_AT] else group.decode_plain)(row))
+            flat += _picked(group, rows[0])
         return flat
 
     def _with_times(self, values: list[list[Any]]) -> dict[str, Any]:
@@ -152,10 +151,17 @@ def _feature_columns(group: PlanGroup, rows: Sequence[bytes]) -> list[list[Any]]
     fast = layout.columns_of(rows, group.positions)
     if fast is not None:
         return fast
-    plain, slow = layout.decode_plain, layout.decode
-    table = [slow(row) if row[FLAGS_AT] else plain(row) for row in rows]
-    by_column = list(zip(*table, strict=True))
-    return [list(by_column[position]) for position in group.positions]
+    if not group.positions:
+        return []
+    return [list(column) for column in zip(*[_picked(group, row) for row in rows], strict=True)]
+
+
+def _picked(group: PlanGroup, row: bytes) -> Sequence[Any]:
+    """The requested values of a row; a column that nobody asked for may hold what it likes."""
+    try:
+        return group.pick((group.decode if row[FLAGS_AT] else group.decode_plain)(row))
+    except Exception:  # noqa: BLE001 - which column it was, the slow way tells
+        return group.view.layout.decode_at(row, group.positions)
 
 
 class _ProtoWriter:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from feast import RepoConfig
@@ -59,7 +55,7 @@ class Runtime:
         self.wrapped = WrappedStore(settings.store)
         self.wrapped.config(config)
         self.versioning = bool(config.registry.enable_online_feature_view_versioning)
-        self.domain: Domain = domain_of(_source_name(config, settings))
+        self.domain: Domain = domain_of(config.project)
         self.engine = Engine(
             _ChosenSource(self.wrapped),
             self.domain,
@@ -82,17 +78,20 @@ class Runtime:
         )
         self.passed = PassedCounters()
         self.cache_faults = 0
+        self._answers_whole: bool | None = None
         self._fault_logged_s = float("-inf")
 
-    @cached_property
+    @property
     def answers_whole(self) -> bool:
         """Whether the wrapped store answers requests in a way of its own, not by reading rows.
 
         Feast's remote store does: its rows carry neither the statuses nor the timestamps of its
         answers, so keeping rows would change the answers. Such requests go straight to it.
         """
-        own = type(self.wrapped.store()).get_online_features
-        return own is not OnlineStore.get_online_features
+        if self._answers_whole is None:  # no lock: a forked child could find it held
+            own = type(self.wrapped.store()).get_online_features
+            self._answers_whole = own is not OnlineStore.get_online_features
+        return self._answers_whole
 
     @property
     def layers(self) -> PolicyLayers:
@@ -180,7 +179,9 @@ class Runtime:
         now_s = self.clock.now_ns() / 1e9
         if now_s - self._fault_logged_s >= _FAULT_LOG_EVERY_S:
             self._fault_logged_s = now_s
-            _log.error("the cache failed and the source answers instead: %r", error)
+            # the error's text may hold an entity's id or a driver's settings
+            name = type(error).__name__
+            _log.error("the cache failed and the source answers instead: %s", name)
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -228,10 +229,3 @@ def _declared_shape(table: Any) -> EntityShape:
     declared = {field.name: field.dtype.to_value_type() for field in table.entity_columns}
     names = sorted(declared)
     return EntityShape(tuple(names), tuple(kind_of(declared[name]) for name in names))
-
-
-def _source_name(config: RepoConfig, settings: CachedOnlineStoreConfig) -> str:
-    """A text that is equal for two configurations exactly when they read the same store."""
-    where = str(Path(config.repo_path).resolve()) if config.repo_path else ""
-    said = json.dumps([config.project, where, settings.store], sort_keys=True, default=str)
-    return hashlib.sha256(said.encode()).hexdigest()  # the settings may hold a password

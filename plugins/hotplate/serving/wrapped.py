@@ -75,7 +75,10 @@ class WrappedStore:
         loop = asyncio.get_running_loop()
         store = self._by_loop.get(loop)
         if store is None:
-            store = self._by_loop[loop] = self._make()
+            with self._lock:
+                for other in [known for known in list(self._by_loop) if known.is_closed()]:
+                    del self._by_loop[other]  # its clients refer to it, so it would never go
+                store = self._by_loop[loop] = self._make()
         return store
 
     def _make(self) -> OnlineStore:

@@ -32,6 +32,7 @@ __all__ = ["EvictionCause", "MemoryBounds", "MemoryTier"]
 _SLOT_BYTES: Final = 90
 _STRIPES: Final = 4096
 _SWEEP_KEYS: Final = 1_000
+_TEXT_BYTES: Final = 76
 
 
 class EvictionCause(Enum):
@@ -211,6 +212,8 @@ class MemoryTier:
             How many rows were dropped.
         """
         dropped = 0
+        with self._lock:
+            pass  # a fill that saw the tokens in use has ended; later ones see them retired
         for shelf in (self._rows, self._absent):
             doomed = [key for key in _snapshot(shelf) if token_of(key) in tokens]
             # nothing is added under a retired token, so the lock may be given up in between
@@ -249,4 +252,11 @@ def _snapshot(shelf: _Shelf) -> list[Key]:
 
 def _cost(key: Key, row: bytes | Any) -> int:
     size = sys.getsizeof(key) + sys.getsizeof(row) + _SLOT_BYTES
-    return size if isinstance(key, int) else size + sum(map(sys.getsizeof, key[1:]))
+    return size if isinstance(key, int) else size + sum(map(_value_cost, key[1:]))
+
+
+def _value_cost(value: Any) -> int:
+    # `getsizeof` of a text grows when its UTF-8 form is first asked for: count that in always
+    if isinstance(value, str) and not value.isascii():
+        return _TEXT_BYTES + 4 * len(value) + len(value.encode("utf-8", "surrogatepass"))
+    return sys.getsizeof(value)
