@@ -44,7 +44,7 @@ fast: $(VENV)/.dev ## tests alone
 	$(BIN)/python -m pytest $(ARGS)
 
 soak: $(VENV)/.dev ## the randomized comparison with the bare store, 100,000 operations a store (an hour)
-	HOTPLATE_ORACLE_EXAMPLES=1800 $(BIN)/python -m pytest tests/online_store/test_oracle.py -s $(ARGS)
+	HOTPLATE_ORACLE_EXAMPLES=2200 $(BIN)/python -m pytest tests/online_store/test_oracle.py -s $(ARGS)
 
 bench: $(VENV)/.dev ## every number of the README against Feast alone; writes out/bench/table.md
 	$(BIN)/python -m pipelines.bench $(ARGS)

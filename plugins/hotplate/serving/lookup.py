@@ -140,5 +140,4 @@ def _compile(
 ) -> Plan | None:
     if not isinstance(features, (list, FeatureService)) or not features:
         return None
-    runtime.policies.renew(registry, project, now_ns)
     return runtime.plans.compile(features, is_full, project, given, registry, now_ns)

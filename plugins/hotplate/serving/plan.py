@@ -261,6 +261,7 @@ class PlanInputs:
         get: memory lookup.
         clock: for tests.
         is_max_age_enforced: whether Feast's own `ttl` is enforced.
+        renew: reads the policies again where the registry was refreshed: (registry, project, now).
         check: refuses versions of views that the wrapped store cannot read.
     """
 
@@ -268,6 +269,7 @@ class PlanInputs:
     get: Callable[[Key], bytes | None]
     clock: Clock
     is_max_age_enforced: bool
+    renew: Callable[[Any, str, int], None]
     check: Callable[[Sequence[Any]], None]
 
 

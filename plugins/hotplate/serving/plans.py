@@ -94,6 +94,7 @@ class Plans:
             Exception: what Feast raises for an unknown view, feature, service or version.
         """
         before = getattr(registry, "cached_registry_proto_created", None)
+        self._inputs.renew(registry, project, now_ns)
         context = utils._get_cached_request_context(registry, project, features, is_full)
         self._inputs.check(context[5])
         plan = compile_plan(context, given, is_full, self._inputs)

@@ -142,7 +142,6 @@ class MatrixReader:
         registry, project = store.registry, store.project
         plan = runtime.plans.find(self._features, self._is_full, project, given, registry, now_ns)
         if is_not_compiled(plan):
-            runtime.policies.renew(registry, project, now_ns)
             plan = runtime.plans.compile(
                 self._features, self._is_full, project, given, registry, now_ns
             )

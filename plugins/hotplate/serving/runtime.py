@@ -73,6 +73,7 @@ class Runtime:
                 self.engine.memory.get,
                 clock,
                 settings.enforce_max_age,
+                self.policies.renew,
                 lambda grouped: self.wrapped.store()._check_versioned_read_support(grouped),
             )
         )
