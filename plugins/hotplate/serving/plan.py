@@ -28,7 +28,6 @@ from feast.protos.feast.serving.ServingService_pb2 import (
 )
 from feast.value_type import ValueType
 
-from hotplate.clock import Clock
 from hotplate.codec import kind_of
 from hotplate.contracts import View
 from hotplate.core.engine import Bound, Want
@@ -259,7 +258,6 @@ class PlanInputs:
     Attributes:
         resolve: (table, requested features) -> view, bound, counters.
         get: memory lookup.
-        clock: for tests.
         is_max_age_enforced: whether Feast's own `ttl` is enforced.
         renew: reads the policies again where the registry was refreshed: (registry, project, now).
         check: refuses versions of views that the wrapped store cannot read.
@@ -267,7 +265,6 @@ class PlanInputs:
 
     resolve: Callable[[Any, Sequence[str]], tuple[View, Bound, GroupCounters]]
     get: Callable[[Key], bytes | None]
-    clock: Clock
     is_max_age_enforced: bool
     renew: Callable[[Any, str, int], None]
     check: Callable[[Sequence[Any]], None]

@@ -71,7 +71,6 @@ class Runtime:
             PlanInputs(
                 self.resolve,
                 self.engine.memory.get,
-                clock,
                 settings.enforce_max_age,
                 self.policies.renew,
                 lambda grouped: self.wrapped.store()._check_versioned_read_support(grouped),
