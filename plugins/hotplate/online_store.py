@@ -290,7 +290,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     ) -> OnlineResponse:
         """As `get_online_features`, for callers on an event loop."""
         runtime = self._runtime or self.runtime(config)
-        if runtime.answers_whole:
+        if runtime.answers_whole or not runtime.reads_async:
             runtime.passed.whole += 1
             return await runtime.wrapped.store_async().get_online_features_async(
                 config=runtime.wrapped.config(config),
@@ -405,7 +405,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     ) -> list[_ReadRow]:
         """As `online_read`, for callers on an event loop."""
         runtime = self.runtime(config)
-        if feast_path.is_synthetic(table):
+        if feast_path.is_synthetic(table) or not runtime.reads_async:
             store, inner = self._inner_async(config)
             rows: list[_ReadRow] = await store.online_read_async(
                 inner, table, list(entity_keys), _copy(requested_features)

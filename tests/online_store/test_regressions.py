@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,8 @@ from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 from feast.types import Float64, Int64, UnixTimestamp
 
-from hotplate import CachePolicy
+from hotplate import CachePolicy, Tier
+from hotplate.core.flights import Flight
 
 from ..stores import MERCHANT, USER, Repo, assert_same
 
@@ -124,3 +128,107 @@ def test_books_drifted_with_keys_that_are_not_ascii(make_repo: RepoMaker) -> Non
     memory = repo.cache.runtime.engine.memory
     assert (len(memory), memory.size_bytes) == (0, 0)
     memory.check()
+
+
+def slow_loads(repo: Repo, seconds: float) -> list[int]:
+    """Let every read of the source take a while; returns how many keys each asks for."""
+    source, asked = repo.cache.runtime.engine.source, []
+    load = source.load
+
+    def slow_load(requests: Any) -> Any:
+        asked.append(sum(len(request.keys) for request in requests))
+        repo.clock.advance(seconds)
+        return load(requests)
+
+    source.load = slow_load  # type: ignore[method-assign]
+    return asked
+
+
+def test_a_row_expired_while_the_request_waited_for_another(make_repo: RepoMaker) -> None:
+    """A value is within its ttl when it is answered, not only when it was looked up."""
+    repo = simple(make_repo, CachePolicy(ttl="5s", jitter=0))
+    read(repo)
+    repo.clock.advance(4)
+    repo.write("v", user_id=[1, 2], age=[11, 20], event_time=[LATE, LATE])
+    asked = slow_loads(repo, 3)
+    response = repo.hot.get_online_features(AGE, [{"user_id": 1}, {"user_id": 2}])
+    assert response.to_dict()["age"] == [11, 20]
+    assert asked == [1, 1]
+    first, second = response.freshness()["v"]
+    assert (first.age_s, first.tier) == (3, Tier.SOURCE)
+    assert (second.age_s, second.tier) == (6, Tier.SOURCE)  # as old as its own load made it
+
+
+def test_a_source_slower_than_the_ttl_is_asked_once_a_request(make_repo: RepoMaker) -> None:
+    """What the request itself loaded is answered, as the uncached store would have."""
+    repo = simple(make_repo, CachePolicy(ttl="5s", jitter=0))
+    asked = slow_loads(repo, 60)
+    assert [read(repo), read(repo)] == [[10], [10]]
+    assert asked == [1, 1]
+
+
+def test_a_request_took_what_another_had_read_too_long_ago(
+    make_repo: RepoMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that began before the request counts with the age it has when it lands."""
+    repo = simple(make_repo, CachePolicy(ttl="5s", jitter=0))
+    source = repo.cache.runtime.engine.source
+    load, wait = source.load, Flight.wait
+    is_loading, is_waiting = threading.Event(), threading.Event()
+
+    def held_load(requests: Any) -> Any:
+        rows = load(requests)
+        if not is_loading.is_set():
+            is_loading.set()
+            assert is_waiting.wait(30)
+            repo.write("v", user_id=[1], age=[11], event_time=[LATE])
+            repo.clock.advance(4)
+        return rows
+
+    def noted_wait(flight: Flight) -> None:
+        is_waiting.set()
+        wait(flight)
+
+    source.load = held_load  # type: ignore[method-assign]
+    monkeypatch.setattr(Flight, "wait", noted_wait)
+    with ThreadPoolExecutor(2) as pool:
+        early = pool.submit(read, repo)
+        assert is_loading.wait(30)
+        repo.clock.advance(2)
+        late = pool.submit(read, repo)
+        assert (early.result(30), late.result(30)) == ([10], [11])
+
+
+def test_async_reads_of_a_store_without_them_answered_on_a_hit_only(tmp_path: Path) -> None:
+    """SQLite reads no rows on an event loop; that shows on the first request, not on a miss."""
+    repo = Repo(tmp_path, {"type": "sqlite"}, project="no_async")
+    repo.apply(USER, repo.view("v", {"age": Int64}))
+    repo.write("v", user_id=[1], age=[10])
+    assert read(repo) == [10]
+    table = repo.hot.get_feature_view("v")
+    key = EntityKey(join_keys=["user_id"], entity_values=[Value(int64_val=1)])
+    for store in (repo.hot, repo.bare):
+        with pytest.raises(NotImplementedError):
+            asyncio.run(store.get_online_features_async(AGE, ONE))
+        online = store._get_provider().online_store
+        with pytest.raises(NotImplementedError):
+            asyncio.run(online.online_read_async(store.config, table, [key], ["age"]))
+
+
+def test_threads_got_each_others_rows_from_one_connection(make_repo: RepoMaker) -> None:
+    """Feast's SQLite store has one connection, which Python 3.13 does not let threads share."""
+    repo = simple(make_repo)
+    users = range(50)
+    repo.write("v", user_id=list(users), age=list(users), event_time=[LATE] * 50)
+
+    def work(seed: int) -> set[tuple[int, int]]:
+        wrong = set()
+        for step in range(60):
+            user = (seed * 31 + step * 7) % 50
+            got = repo.hot.get_online_features(AGE, [{"user_id": user}]).to_dict()["age"]
+            wrong |= {(user, age) for age in got if age != user}
+            repo.cache.invalidate("v", {"user_id": user})
+        return wrong
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set().union(*pool.map(work, range(16))) == set()

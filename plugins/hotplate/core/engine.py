@@ -8,7 +8,9 @@ code.
 What holds, and where:
 
 - age (promise 1): a row's stamp is taken before the read of the source begins; its bound is
-  computed when it is read, from the policy of that moment. Jitter only shortens.
+  computed when it is read, from the policy of that moment. Jitter only shortens. A request that
+  had to wait looks at its rows again before it answers: what expired meanwhile is loaded too,
+  unless its load began within this request, as fresh as the uncached store would have answered.
 - invalidation, no resurrection (2, 3): the version of a key is taken before its load and checked
   when the row is kept, under the lock that invalidations take. A key that is invalidated leaves
   the board of flights, so that a later request does not join an earlier load.
@@ -100,10 +102,12 @@ class Answer:
 
     Attributes:
         rows: per want, per key.
+        now_ns: when it was ready; ages and deadlines are meant as of then.
         origins: where rows came from that did not come from memory.
     """
 
     rows: list[list[bytes]]
+    now_ns: int
     origins: dict[Key, Tier] = field(default_factory=dict)
     wants: Sequence[Want] = ()
 
@@ -131,10 +135,16 @@ Steps: TypeAlias = Generator[LoadStep | WaitStep, Any, _T]
 
 
 class _Reading:
-    """The state of one read: what was found, what is missing, where it came from."""
+    """The state of one read: what was found, what is missing, where it came from.
+
+    Attributes:
+        began_ns: when the request came.
+        now_ns: when its rows were last judged; later than that once it had to wait.
+    """
 
     __slots__ = (
         "answer_of",
+        "began_ns",
         "is_async",
         "is_refresh",
         "missing",
@@ -155,6 +165,7 @@ class _Reading:
         self.wants = wants
         self.is_async = is_async
         self.is_refresh = is_refresh
+        self.began_ns = now_ns
         self.now_ns = now_ns
         self.answer_of: dict[Key, bytes] = {}
         self.missing: dict[Key, Want] = {}
@@ -164,7 +175,10 @@ class _Reading:
     def answer(self) -> Answer:
         found = self.answer_of
         return Answer(
-            [[found[key] for key in want.keys] for want in self.wants], self.origins, self.wants
+            [[found[key] for key in want.keys] for want in self.wants],
+            self.now_ns,
+            self.origins,
+            self.wants,
         )
 
 
@@ -245,6 +259,8 @@ class Engine:
         while reading.missing:
             missing, reading.missing = reading.missing, {}
             yield from self._load_missing(reading, missing)
+            if not reading.missing:
+                self._look_again(reading)
         if reading.refresh:
             self._submit_refresh(reading.refresh)
         return reading.answer()
@@ -276,6 +292,26 @@ class Engine:
             found[key] = row
             if bound.is_refresh_due(row, reading.now_ns - stamp_of(row)):
                 reading.refresh[key] = want
+
+    def _look_again(self, reading: _Reading) -> None:
+        """After a wait: what was found in memory, or came by another's load, may have expired."""
+        reading.now_ns = self.clock.now_ns()
+        for want in reading.wants:
+            for key in want.keys:
+                row = reading.answer_of[key]
+                if (
+                    not self._is_good(row, want.bound, reading)
+                    and reading.origins.get(key) is not Tier.LAST_GOOD
+                    and key not in reading.missing
+                ):
+                    want.counters.misses_expired += 1
+                    reading.missing[key] = want
+
+    @staticmethod
+    def _is_good(row: bytes, bound: Bound, reading: _Reading) -> bool:
+        """Whether a row is fresh, or was read from the source since the request came."""
+        stamp_ns = stamp_of(row)
+        return stamp_ns >= reading.began_ns or reading.now_ns - stamp_ns <= bound.expiry_ns(row)
 
     def _fresh(self, key: Key, bound: Bound, now_ns: int) -> bytes | None:
         row = self.memory.get(key)
@@ -376,9 +412,10 @@ class Engine:
             if not self._take_last_good(reading, wanted, flight.error):
                 raise flight.error
             return
+        reading.now_ns = self.clock.now_ns()
         for key, want in wanted.items():
             row = flight.rows.get(key)
-            if row is None or reading.now_ns - stamp_of(row) > want.bound.expiry_ns(row):
+            if row is None or not self._is_good(row, want.bound, reading):
                 reading.missing[key] = want
             else:
                 want.counters.coalesced += 1

@@ -41,7 +41,7 @@ class Request:
         wall_us = self._runtime.clock.wall_ns() // 1_000 if self.plan.is_enforced else 0
         values = self.values
         return CachedResponse(
-            self.plan, values.shown, values.protos, answer.rows, self.now_ns, answer, wall_us
+            self.plan, values.shown, values.protos, answer.rows, answer.now_ns, answer, wall_us
         )
 
 

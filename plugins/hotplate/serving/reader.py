@@ -125,7 +125,7 @@ class MatrixReader:
         rows = plan.hit(values.keys, count, now_ns)
         if rows is None:
             answer = runtime.engine.read(plan.wants(values.keys, count), now_ns)
-            rows = answer.rows
+            rows, now_ns = answer.rows, answer.now_ns
         response = CachedResponse(plan, values.shown, values.protos, rows, now_ns, answer)
         return MatrixAnswer(self._fill(plan, rows, count), self.feature_names, response)
 

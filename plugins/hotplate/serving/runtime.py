@@ -79,6 +79,7 @@ class Runtime:
         self.passed = PassedCounters()
         self.cache_faults = 0
         self._answers_whole: bool | None = None
+        self._reads_async: bool | None = None
         self._fault_logged_s = float("-inf")
 
     @property
@@ -92,6 +93,20 @@ class Runtime:
             own = type(self.wrapped.store()).get_online_features
             self._answers_whole = own is not OnlineStore.get_online_features
         return self._answers_whole
+
+    @property
+    def reads_async(self) -> bool:
+        """Whether the wrapped store has async reads at all; where not, it refuses them itself.
+
+        Otherwise a hit would answer what a miss cannot: such an error would wait for production.
+        """
+        if self._reads_async is None:
+            kind = type(self.wrapped.store())
+            self._reads_async = any(
+                getattr(kind, name) is not getattr(OnlineStore, name)
+                for name in ("online_read_async", "_read_features_per_fv_async")
+            )
+        return self._reads_async
 
     @property
     def layers(self) -> PolicyLayers:
@@ -222,7 +237,7 @@ class _ChosenSource:
             return RedisReader(store, wrapped.current_config)
         if is_postgres_store(store()):
             return PostgresReader(store, wrapped.current_config)
-        return FeastSource(store, wrapped.current_config)
+        return FeastSource(store, wrapped.current_config, wrapped.reading)
 
 
 def _declared_shape(table: Any) -> EntityShape:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from feast import RepoConfig
 from feast.infra.online_stores.helpers import get_online_store_from_config
 from feast.infra.online_stores.online_store import OnlineStore
+from feast.infra.online_stores.sqlite import SqliteOnlineStore
 
 __all__ = ["WrappedStore"]
 
 # Stores of a parent process. Letting them be collected in a forked child would close the parent's
 # connections on the server's side (psycopg says goodbye over the shared socket).
 _left_behind: Final[list[Any]] = []
+
+_FREE: Final = contextlib.nullcontext()
 
 
 class WrappedStore:
@@ -40,6 +45,7 @@ class WrappedStore:
             weakref.WeakKeyDictionary()
         )
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._pid = os.getpid()
 
     def config(self, outer: RepoConfig) -> RepoConfig:
@@ -69,6 +75,15 @@ class WrappedStore:
                     self._store = self._make()
         return self._store
 
+    def reading(self) -> AbstractContextManager[Any]:
+        """What a thread holds while it reads: a lock where the store can serve only one at a time.
+
+        Feast's SQLite store shares one connection among all threads. On Python 3.13 two reads at
+        once fail or get each other's rows, and the cache reads on threads of its own (refresh).
+        """
+        self._notice_fork()
+        return self._reading if isinstance(self.store(), SqliteOnlineStore) else _FREE
+
     def store_async(self) -> OnlineStore:
         """The wrapped store of the running event loop."""
         self._notice_fork()
@@ -91,6 +106,7 @@ class WrappedStore:
         self._store = None
         self._by_loop = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._pid = os.getpid()
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -38,20 +39,28 @@ class FeastSource:
     Args:
         store: returns the wrapped store; a function, because a forked child gets a new one.
         config: the wrapped store's configuration.
+        reading: what a thread holds while it reads.
     """
 
-    def __init__(self, store: Callable[[], OnlineStore], config: Callable[[], RepoConfig]) -> None:
+    def __init__(
+        self,
+        store: Callable[[], OnlineStore],
+        config: Callable[[], RepoConfig],
+        reading: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
         self._store = store
         self._config = config
+        self._reading = reading
 
     def load(self, requests: Sequence[LoadRequest]) -> list[list[bytes]]:
         store, config = self._store(), self._config()
+        with self._reading():
+            answers = [
+                store.online_read(config, request.table, entity_keys(request), names_of(request))
+                for request in requests
+            ]
         return [
-            encode_rows(
-                request,
-                store.online_read(config, request.table, entity_keys(request), names_of(request)),
-            )
-            for request in requests
+            encode_rows(request, answer) for request, answer in zip(requests, answers, strict=True)
         ]
 
     async def load_async(self, requests: Sequence[LoadRequest]) -> list[list[bytes]]:
