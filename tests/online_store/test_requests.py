@@ -273,6 +273,7 @@ def test_precomputed_services_are_answered_from_rows(shop: Repo, is_full: bool) 
 
 
 @pytest.mark.parametrize("online", ["redis"], indirect=True)
+@pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
 def test_a_push_is_seen_in_a_precomputed_service(shop: Repo) -> None:
     """Vectors that a bare Redis store computed grow old with a push through Hotplate: unused."""
     fast, plain = precomputed(shop)
