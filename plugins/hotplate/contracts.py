@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
 from hotplate.codec import Layout
+from hotplate.durations import NO_LIMIT_NS
 from hotplate.keys import Key, ViewIdentity, has_integer_keys, key_base, make_key
 
-__all__ = ["ABSENT", "MISS", "Freshness", "LoadRequest", "Source", "Tier", "View"]
+__all__ = [
+    "ABSENT",
+    "MISS",
+    "NO_LEASE_NEEDED",
+    "Freshness",
+    "Lease",
+    "LoadRequest",
+    "Source",
+    "Tier",
+    "View",
+]
 
 
 class _Word(Enum):
@@ -26,6 +37,33 @@ MISS: Final = _Word.MISS
 
 ABSENT: Final = _Word.ABSENT
 """Known not to exist at the source."""
+
+
+class Lease:
+    """Until when this process knows that it has heard of every change.
+
+    Event-coherent rows are served from memory only under a valid lease. The event channel renews
+    it; where nothing else than age bounds a row, the lease never ends.
+
+    Attributes:
+        until_ns: on the cache's clock.
+    """
+
+    __slots__ = ("_on_lapse", "until_ns")
+
+    def __init__(self, until_ns: int, on_lapse: Callable[[], None] = lambda: None) -> None:
+        self.until_ns = until_ns
+        self._on_lapse = on_lapse
+
+    def is_valid(self, now_ns: int) -> bool:
+        """Whether it holds now; where not, whoever renews it is told that it is missed."""
+        if now_ns <= self.until_ns:
+            return True
+        self._on_lapse()
+        return False
+
+
+NO_LEASE_NEEDED: Final = Lease(NO_LIMIT_NS)
 
 
 class Tier(Enum):

@@ -7,10 +7,12 @@ beside them, and the settings of a store hold its password.
 from __future__ import annotations
 
 __all__ = [
+    "CommandRefused",
     "ConfigError",
     "HotplateError",
     "NotACachedStoreError",
     "PolicyError",
+    "ServerError",
 ]
 
 
@@ -38,3 +40,11 @@ class ConfigError(HotplateError):
 
 class NotACachedStoreError(HotplateError, TypeError):
     """A Feast store was given whose online store is not Hotplate's."""
+
+
+class ServerError(HotplateError):
+    """A Redis or Valkey server that processes share cannot be reached, or answers with an error."""
+
+
+class CommandRefused(ServerError):
+    """The server answered with an error: a right is missing, it is read-only, it is full."""

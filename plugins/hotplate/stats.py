@@ -16,6 +16,7 @@ __all__ = [
     "AGE_BOUNDS_S",
     "AgeHistogram",
     "CacheStats",
+    "ChannelStats",
     "GroupCounters",
     "GroupStats",
     "HitCounter",
@@ -89,6 +90,7 @@ _COUNTS: Final = (
     "misses_cold",
     "misses_expired",
     "misses_never",
+    "misses_channel",
     "loads",
     "load_errors",
     "fills_refused",
@@ -123,6 +125,7 @@ class GroupCounters:
     misses_cold: int
     misses_expired: int
     misses_never: int
+    misses_channel: int
     loads: int
     load_errors: int
     fills_refused: int
@@ -162,6 +165,7 @@ class GroupStats:
         misses_cold: reads of a key that was not in memory.
         misses_expired: reads of a key whose row was past its bound.
         misses_never: reads that the policy excludes from caching (`cache: never`, `ttl: 0s`).
+        misses_channel: reads of an event-coherent group while the event channel was not whole.
         coalesced: misses answered by a load that another request had begun.
         last_good: misses answered past the ttl: the source failed and the policy allows it.
         loads: keys read from the source, refreshes included.
@@ -185,6 +189,7 @@ class GroupStats:
     misses_cold: int
     misses_expired: int
     misses_never: int
+    misses_channel: int
     loads: int
     load_errors: int
     fills_refused: int
@@ -208,7 +213,7 @@ class GroupStats:
     @property
     def misses(self) -> int:
         """Reads that memory could not answer."""
-        return self.misses_cold + self.misses_expired + self.misses_never
+        return self.misses_cold + self.misses_expired + self.misses_never + self.misses_channel
 
     @property
     def reads(self) -> int:
@@ -219,6 +224,33 @@ class GroupStats:
     def hit_rate(self) -> float:
         """Share of reads answered from memory; 0 before the first read."""
         return self.hits / self.reads if self.reads else 0.0
+
+
+@dataclass(frozen=True)
+class ChannelStats:
+    """What the event channel has seen.
+
+    Attributes:
+        is_whole: whether everything changed until a moment ago has been heard.
+        sessions: how often it was set up, the first time included.
+        gaps: how often all event-coherent rows were forgotten, because something may be missed.
+        keys_heard: changed keys that the server broadcast.
+        changes_heard: changes that other processes announced.
+        announced: messages sent to other processes.
+        announce_errors: attempts to send that failed; they are repeated.
+        pending: messages that still wait to be sent.
+        last_error: why the last session ended or could not begin; None if none did.
+    """
+
+    is_whole: bool
+    sessions: int
+    gaps: int
+    keys_heard: int
+    changes_heard: int
+    announced: int
+    announce_errors: int
+    pending: int
+    last_error: str | None
 
 
 @dataclass(frozen=True)
@@ -233,6 +265,7 @@ class CacheStats:
             the cache below it; `refused`, among them, were wrong in themselves; `whole` went to a
             wrapped store that answers whole requests and has no rows to keep (Feast's remote one).
         cache_faults: errors of the cache itself; each was answered from the source.
+        channel: what the event channel has seen; None where there is none.
     """
 
     groups: Mapping[str, GroupStats]
@@ -241,3 +274,4 @@ class CacheStats:
     source_batches: int
     requests_passed: Mapping[str, int] = field(default_factory=dict)
     cache_faults: int = 0
+    channel: ChannelStats | None = None

@@ -32,7 +32,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from hotplate.clock import Clock
 from hotplate.codec import PREFIX_BYTES, is_absent, stamp_of
-from hotplate.contracts import LoadRequest, Source, Tier, View
+from hotplate.contracts import NO_LEASE_NEEDED, Lease, LoadRequest, Source, Tier, View
 from hotplate.core.flights import Flight, Flights
 from hotplate.core.refresh import Refresher
 from hotplate.durations import NO_LIMIT_NS
@@ -50,14 +50,16 @@ class Bound:
 
     Attributes:
         policy: the policy.
+        lease: under which rows may be served from memory.
         surely_fresh_ns: an age up to which a row is fresh whatever its jitter, and not yet due for
             a refresh; -1 where nothing may be served from memory.
     """
 
-    __slots__ = ("policy", "surely_fresh_ns")
+    __slots__ = ("lease", "policy", "surely_fresh_ns")
 
-    def __init__(self, policy: ResolvedPolicy) -> None:
+    def __init__(self, policy: ResolvedPolicy, lease: Lease = NO_LEASE_NEEDED) -> None:
         self.policy = policy
+        self.lease = lease
         if not policy.is_cached:
             self.surely_fresh_ns = -1
         elif policy.ttl_ns >= NO_LIMIT_NS:
@@ -273,6 +275,11 @@ class Engine:
                 counters.misses_never += 1
                 reading.missing[key] = want
             return
+        if not bound.lease.is_valid(reading.now_ns):
+            for key in want.keys:
+                counters.misses_channel += 1
+                reading.missing[key] = want
+            return
         for key in want.keys:
             if key in reading.missing:
                 counters.misses_cold += 1
@@ -311,9 +318,14 @@ class Engine:
     def _is_good(row: bytes, bound: Bound, reading: _Reading) -> bool:
         """Whether a row is fresh, or was read from the source since the request came."""
         stamp_ns = stamp_of(row)
-        return stamp_ns >= reading.began_ns or reading.now_ns - stamp_ns <= bound.expiry_ns(row)
+        return stamp_ns >= reading.began_ns or (
+            reading.now_ns - stamp_ns <= bound.expiry_ns(row)
+            and bound.lease.is_valid(reading.now_ns)
+        )
 
     def _fresh(self, key: Key, bound: Bound, now_ns: int) -> bytes | None:
+        if not bound.lease.is_valid(now_ns):
+            return None
         row = self.memory.get(key)
         if row is None:
             row = self.memory.get_absent(key)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,11 +16,13 @@ from feast.value_type import ValueType
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.codec import Column, Layout, kind_of
-from hotplate.contracts import Source, View
+from hotplate.contracts import NO_LEASE_NEEDED, Source, View
 from hotplate.core.engine import Bound, Engine, Want
 from hotplate.invalidation.local import Domain, domain_of
 from hotplate.keys import EntityShape, ViewIdentity, shape_and_values
 from hotplate.policy import PolicyLayers
+from hotplate.servers.redis import RedisServer
+from hotplate.serving.coherence import Coherence, server_of
 from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
 from hotplate.serving.policies import PolicyBook
@@ -66,7 +69,14 @@ class Runtime:
             ),
             clock,
         )
-        self.policies = PolicyBook(settings.layers())
+        self.coherence = Coherence(
+            self.project,
+            self.domain,
+            clock,
+            self._meeting_place,
+            is_shared=settings.shared is not None,
+        )
+        self.policies = PolicyBook(settings.layers(), self.coherence.lease)
         self.plans = Plans(
             PlanInputs(
                 self.resolve,
@@ -137,6 +147,7 @@ class Runtime:
         )
         view = self.domain.view(identity, Layout(columns))
         group, bound = self.policies.bound(table)
+        self.coherence.note_view(view, is_event=bound.lease is not NO_LEASE_NEEDED)
         return view, bound, self.engine.counters(group, view)
 
     def wants(
@@ -162,6 +173,16 @@ class Runtime:
             places.append((order.index(shape), len(held) - 1))
         return [wants[shape] for shape in order], places
 
+    def _meeting_place(self) -> tuple[RedisServer | None, bool]:
+        """Where processes meet, and whether it is the wrapped Redis store's own server."""
+        if is_redis_store(self.wrapped.store()):
+            return server_of(self.wrapped.current_config().online_store), True
+        return server_of(self.settings.shared), False
+
+    def is_heard(self, table: Any) -> bool:
+        """Whether other processes listen for changes of a feature view."""
+        return self.coherence.is_shared or self.policies.bound(table)[1].policy.is_event
+
     # -- forgetting -----------------------------------------------------------------------------
 
     def forget_written(
@@ -169,24 +190,63 @@ class Runtime:
         table: Any,
         data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
     ) -> None:
-        """Forget the entities of rows that were written."""
-        self.domain.invalidate_entities(
-            self.project, table.name, (shape_and_values(row[0]) for row in data)
-        )
+        """Forget the entities of rows that were written, here and in the processes that listen."""
+        shaped = self._forget_here(table, data)
+        if self._must_announce(table):
+            self.coherence.announce(table.name, shaped)
 
-    def forget_views(self, names: Sequence[str]) -> int:
-        """Forget feature views as a whole; returns how many there were to forget."""
-        views = [
-            view
-            for name in dict.fromkeys(names)
-            for view in self.domain.views_named(self.project, name)
-        ]
+    async def forget_written_async(
+        self,
+        table: Any,
+        data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
+    ) -> None:
+        """The same for callers on an event loop."""
+        shaped = self._forget_here(table, data)
+        if self._must_announce(table):
+            await asyncio.to_thread(self.coherence.announce, table.name, shaped)
+
+    def _forget_here(
+        self,
+        table: Any,
+        data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
+    ) -> list[tuple[EntityShape, tuple[Any, ...]]]:
+        shaped = [shape_and_values(row[0]) for row in data]
+        self.domain.invalidate_entities(self.project, table.name, shaped)
+        return shaped
+
+    def _must_announce(self, table: Any) -> bool:
+        # where Redis broadcasts what is written into it, nothing need be said
+        coherence = self.coherence
+        return self.is_heard(table) and bool(coherence.parts()) and not coherence.is_tracked
+
+    def forget_entities(
+        self, view: str, shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]], *, is_heard: bool
+    ) -> int:
+        """Forget entities of a feature view, here and, where `is_heard`, in other processes."""
+        count = self.domain.invalidate_entities(self.project, view, shaped)
+        if is_heard:
+            self.coherence.announce(view, shaped)
+        return count
+
+    def forget_views(self, tables: Iterable[Any]) -> int:
+        """Forget feature views as a whole, here and in the processes that listen.
+
+        Returns:
+            How many there were to forget here.
+        """
+        distinct = {table.name: table for table in tables}
+        views = [view for name in distinct for view in self.domain.views_named(self.project, name)]
         self.domain.invalidate_views(views)
+        for name, table in distinct.items():
+            if self.is_heard(table):
+                self.coherence.announce(name, None)
         return len(views)
 
-    def forget_all(self) -> None:
-        """Forget everything of this project."""
+    def forget_all(self, *, is_heard: bool = False) -> None:
+        """Forget everything of this project, here and, where `is_heard`, in other processes."""
         self.domain.invalidate_all(self.project)
+        if is_heard:
+            self.coherence.announce(None, None)
 
     def note_fault(self, error: Exception) -> None:
         """Count a fault of the cache itself, and log it once a minute."""
@@ -210,6 +270,7 @@ class Runtime:
             source_batches=self.engine.source_batches,
             requests_passed=self.passed.snapshot(),
             cache_faults=self.cache_faults,
+            channel=self.coherence.stats(),
         )
 
 
