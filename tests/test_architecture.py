@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(PURE, PURE),
     "servers": PURE,
     "invalidation": PURE | {"servers", "invalidation"},
-    "tiers": PURE,
+    "tiers": PURE | {"servers"},
     "core": PURE | {"core", "tiers", "invalidation"},
     "sources": PURE | {"sources"},
     "serving": PURE | {"core", "tiers", "invalidation", "servers", "sources", "serving"},

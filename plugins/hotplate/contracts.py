@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -15,9 +15,12 @@ __all__ = [
     "ABSENT",
     "MISS",
     "NO_LEASE_NEEDED",
+    "Asked",
+    "Found",
     "Freshness",
     "Lease",
     "LoadRequest",
+    "SharedRows",
     "Source",
     "Tier",
     "View",
@@ -70,6 +73,7 @@ class Tier(Enum):
     """Where an answer came from."""
 
     MEMORY = "memory"
+    SHARED = "shared"
     SOURCE = "source"
     LAST_GOOD = "last_good"
 
@@ -120,6 +124,57 @@ class LoadRequest:
     view: View
     table: Any
     keys: Sequence[Key]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A key that the shared tier is asked for.
+
+    Attributes:
+        view: whose row.
+        key: which.
+        is_good: whether a row may be served.
+    """
+
+    view: View
+    key: Key
+    is_good: Callable[[bytes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the shared tier has for one key.
+
+    Attributes:
+        row: a row with the stamp it would have here, or None.
+        slot: where a row that is loaded now may be put; None where it may not.
+        is_busy: another process loads it.
+    """
+
+    row: bytes | None = None
+    slot: Any = None
+    is_busy: bool = False
+
+
+class SharedRows(Protocol):
+    """The shared tier, as the engine sees it. No method raises for a fault of the server."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is worth asking now."""
+
+    @property
+    def lease_s(self) -> float:
+        """How long to wait for a load of another process."""
+
+    def look(self, asked: Sequence[Asked], *, is_claimed: bool = True) -> list[Found]:
+        """Find rows; on a miss, take the lease to load."""
+
+    def fill(self, items: Iterable[tuple[Any, bytes, int]]) -> None:
+        """Keep rows: (slot, row, how long it may live in ns)."""
+
+    def release(self, slots: Iterable[Any]) -> None:
+        """Give leases back: the load failed."""
 
 
 class Source(Protocol):

@@ -47,4 +47,12 @@ class ServerError(HotplateError):
 
 
 class CommandRefused(ServerError):
-    """The server answered with an error: a right is missing, it is read-only, it is full."""
+    """The server answered with an error: a right is missing, it is read-only, it is full.
+
+    Attributes:
+        code: the first word of the answer, such as `NOPERM`, `READONLY`, `OOM`, `MOVED`.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(message)

@@ -109,7 +109,7 @@ class Hotplate:
             return runtime.forget_views([target.table for target in targets])
         wanted = [entities] if isinstance(entities, Mapping) else list(entities)
         return sum(
-            runtime.forget_entities(target.view, target.read(wanted), is_heard=target.is_heard)
+            runtime.forget_entities(target.table, target.read(wanted), is_heard=target.is_heard)
             for target in targets
         )
 

@@ -550,7 +550,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     async def close(self) -> None:
         """The feature server stops: close the wrapped store; calling it again does nothing."""
         if self._runtime is not None:
-            await asyncio.to_thread(self._runtime.coherence.close)
+            await asyncio.to_thread(self._runtime.close)
             await self._runtime.wrapped.close()
 
     # -- documents ------------------------------------------------------------------------------

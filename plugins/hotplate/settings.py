@@ -8,6 +8,7 @@ from feast.importer import import_class
 from feast.repo_config import FeastConfigBaseModel, get_online_config_from_type
 from pydantic import Field, ValidationError, field_validator
 
+from hotplate.durations import NO_LIMIT_NS, parse_duration
 from hotplate.sizes import parse_bytes
 
 __all__ = ["MemoryConfig", "SharedConfig", "store_class", "without_input"]
@@ -32,7 +33,7 @@ class MemoryConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
 
 class SharedConfig(FeastConfigBaseModel):  # type: ignore[misc]
-    """A Redis or Valkey server on which the processes of a deployment meet."""
+    """A Redis or Valkey server on which the processes of a deployment meet and share rows."""
 
     connection_string: str = Field(repr=False)
     """As Feast's Redis store has it: `host:port`, more of them for a cluster or for sentinels, then
@@ -43,6 +44,32 @@ class SharedConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
     sentinel_master: str = "mymaster"
     """The name by which sentinels know the primary."""
+
+    tier: bool | None = None
+    """Whether rows that one process loaded are kept there for the others. Left out: yes, unless the
+    wrapped store is Redis itself."""
+
+    timeout: int = 5_000_000
+    """How long one exchange with the server may take (`"5ms"`); then the source is read."""
+
+    lease: int = 1_000_000_000
+    """How long a process may take to load a row until another one does (`"1s"`)."""
+
+    max_row_bytes: int = 1_000_000
+    """Larger rows stay out of the shared tier (`"1MB"`)."""
+
+    @field_validator("timeout", "lease", mode="before")
+    @classmethod
+    def _read_duration(cls, value: object) -> int:
+        parsed = value if type(value) is int else parse_duration(value)
+        if not 0 < parsed < NO_LIMIT_NS:
+            raise ValueError(f"{value!r} is no time to wait: write '5ms' or '1s'")
+        return parsed
+
+    @field_validator("max_row_bytes", mode="before")
+    @classmethod
+    def _read_bytes(cls, value: object) -> int:
+        return parse_bytes(value)
 
 
 def without_input(kind: str, error: ValidationError) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "GroupStats",
     "HitCounter",
     "PassedCounters",
+    "SharedStats",
 ]
 
 # Upper bounds of the age histogram, seconds: a millisecond to a day, about a factor of 3 apart.
@@ -85,6 +86,7 @@ class AgeHistogram:
 _COUNTS: Final = (
     "hits_memory",
     "hits_absent",
+    "hits_shared",
     "last_good",
     "coalesced",
     "misses_cold",
@@ -120,6 +122,7 @@ class GroupCounters:
 
     hits_memory: int
     hits_absent: int
+    hits_shared: int
     last_good: int
     coalesced: int
     misses_cold: int
@@ -162,6 +165,7 @@ class GroupStats:
     Attributes:
         hits_memory: reads answered from a row in memory.
         hits_absent: reads answered from memory: the entity is known to be absent.
+        hits_shared: keys that memory did not have and the shared tier did.
         misses_cold: reads of a key that was not in memory.
         misses_expired: reads of a key whose row was past its bound.
         misses_never: reads that the policy excludes from caching (`cache: never`, `ttl: 0s`).
@@ -184,6 +188,7 @@ class GroupStats:
 
     hits_memory: int
     hits_absent: int
+    hits_shared: int
     last_good: int
     coalesced: int
     misses_cold: int
@@ -254,6 +259,31 @@ class ChannelStats:
 
 
 @dataclass(frozen=True)
+class SharedStats:
+    """What the shared tier has seen.
+
+    Attributes:
+        is_usable: whether it is asked; not while its breaker is open.
+        opened: how often the breaker opened.
+        errors: exchanges that failed or took too long.
+        rejected: entries that did not verify: garbage, another schema, a clock that went back.
+        too_large: rows not put there for their size.
+        fills_refused: rows not kept, because an invalidation came in between.
+        owed: invalidations that wait for the server; until then it is not asked.
+        last_error: the last thing that went wrong; None if nothing did.
+    """
+
+    is_usable: bool
+    opened: int
+    errors: int
+    rejected: int
+    too_large: int
+    fills_refused: int
+    owed: int
+    last_error: str | None
+
+
+@dataclass(frozen=True)
 class CacheStats:
     """Counts of one cache.
 
@@ -266,6 +296,7 @@ class CacheStats:
             wrapped store that answers whole requests and has no rows to keep (Feast's remote one).
         cache_faults: errors of the cache itself; each was answered from the source.
         channel: what the event channel has seen; None where there is none.
+        shared: what the shared tier has seen; None where there is none.
     """
 
     groups: Mapping[str, GroupStats]
@@ -275,3 +306,4 @@ class CacheStats:
     requests_passed: Mapping[str, int] = field(default_factory=dict)
     cache_faults: int = 0
     channel: ChannelStats | None = None
+    shared: SharedStats | None = None

@@ -131,8 +131,12 @@ class Announcer:
     def _shorten(self) -> None:
         """Say less by saying more: whole views instead of their entities."""
         said = [decode(message) for message in self._queue]
-        views = dict.fromkeys((origin, change.view) for origin, change in said)
-        self._queue = [message for origin, view in views for message in encode(origin, view, None)]
+        views = dict.fromkeys((origin, change.view, change.is_owed) for origin, change in said)
+        self._queue = [
+            message
+            for origin, view, is_owed in views
+            for message in encode(origin, view, None, is_owed=is_owed)
+        ]
 
     def close(self) -> None:
         """Give up the connection."""

@@ -31,15 +31,21 @@ class Change:
         view: the feature view's name; None for every view of the project.
         shape: the entities' shape; None where the view changed as a whole.
         entities: their values, in the shape's order.
+        is_owed: whether the shared tier may still hold what was there before.
     """
 
     view: str | None
     shape: EntityShape | None = None
     entities: tuple[tuple[Any, ...], ...] = ()
+    is_owed: bool = False
 
 
 def encode(
-    origin: str, view: str | None, shaped: Iterable[tuple[EntityShape, tuple[Any, ...]]] | None
+    origin: str,
+    view: str | None,
+    shaped: Iterable[tuple[EntityShape, tuple[Any, ...]]] | None,
+    *,
+    is_owed: bool = False,
 ) -> Iterator[bytes]:
     """Messages that say what changed.
 
@@ -47,8 +53,11 @@ def encode(
         origin: who says it, so that it need not listen to itself.
         view: which feature view; None for all.
         shaped: which entities; None for the view as a whole.
+        is_owed: whether the shared tier may still hold what was there before.
     """
     head: dict[str, Any] = {"v": _VERSION, "o": origin, "view": view}
+    if is_owed:
+        head["owed"] = True
     if shaped is None:
         yield json.dumps(head).encode()
         return
@@ -75,15 +84,15 @@ def decode(message: bytes) -> tuple[str, Change]:
         body = json.loads(message)
         if body["v"] != _VERSION:
             raise ValueError(f"version {body['v']}")
-        origin, view = str(body["o"]), body["view"]
+        origin, view, is_owed = str(body["o"]), body["view"], bool(body.get("owed"))
         if "entities" not in body:
-            return origin, Change(view)
+            return origin, Change(view, is_owed=is_owed)
         shape = EntityShape(tuple(body["keys"]), tuple(body["types"]))
         binary = [at for at, kind in enumerate(shape.types) if kind == "bytes_val"]
         entities = [tuple(values) for values in body["entities"]]
         if binary:
             entities = [_as_bytes(values, binary) for values in entities]
-        return origin, Change(view, shape, tuple(entities))
+        return origin, Change(view, shape, tuple(entities), is_owed)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a message of version {_VERSION}: {type(error).__name__}") from None
 

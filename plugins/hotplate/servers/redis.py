@@ -195,6 +195,24 @@ class RedisServer:
         return Topology((Node(str(host), int(port)),))
 
 
+# redis-py makes classes of its own of some answers and drops their first word
+_CODES: Final = {
+    "AskError": "ASK",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MovedError": "MOVED",
+    "NoPermissionError": "NOPERM",
+    "NoScriptError": "NOSCRIPT",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "TryAgainError": "TRYAGAIN",
+}
+
+
+def _code_of(error: Exception) -> str:
+    known = _CODES.get(type(error).__name__)
+    return known if known is not None else str(error).split(" ", 1)[0]
+
+
 def _node_of(primary: Sequence[Any], asked: Node) -> Node:
     host, port = primary[0], primary[1]
     name = host.decode() if isinstance(host, bytes) else str(host or "")
@@ -238,10 +256,14 @@ class Wire:
         try:
             return self._connection.read_response(disable_decoding=True)
         except ResponseError as error:
-            raise CommandRefused(f"{self.node}: {error}") from None
+            raise CommandRefused(f"{self.node}: {error}", _code_of(error)) from None
         except (RedisError, OSError, AttributeError, ValueError) as error:
             # the latter two where another thread closed it meanwhile
             raise self._lost(error) from None
+
+    def answer_within(self, timeout_s: float) -> None:
+        """From now on a reply may take this long."""
+        self._connection._sock.settimeout(timeout_s)
 
     def wait_forever(self) -> None:
         """Let `read` wait without a bound, until another thread closes the wire."""

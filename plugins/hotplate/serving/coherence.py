@@ -17,6 +17,7 @@ from hotplate.invalidation.messages import Change, encode
 from hotplate.keys import EntityShape, parse_stored_key
 from hotplate.servers.redis import RedisServer
 from hotplate.stats import ChannelStats
+from hotplate.tiers.shared import SharedTier
 
 __all__ = ["Coherence", "server_of"]
 
@@ -34,6 +35,7 @@ class Coherence:
         clock: the cache's.
         server: says where processes meet and whether the server broadcasts what is written into
             the wrapped store; asked once. None where they cannot meet.
+        shared: the shared tier, or None.
         is_shared: whether the deployment names a server for it, so that explicit invalidations
             are listened for whatever the groups' policies.
     """
@@ -44,6 +46,7 @@ class Coherence:
         domain: Domain,
         clock: Clock,
         server: Callable[[], tuple[RedisServer | None, bool]],
+        shared: Callable[[], SharedTier | None],
         *,
         is_shared: bool,
     ) -> None:
@@ -51,6 +54,7 @@ class Coherence:
         self._domain = domain
         self._clock = clock
         self._find_server = server
+        self._shared = shared
         self._is_shared = is_shared
         self._is_listening = False
         self._parts: dict[str, tuple[Channel, Announcer] | None] = {}
@@ -108,17 +112,28 @@ class Coherence:
         by_shape: dict[EntityShape, list[View]] = {}
         for view, shape in list(self._event_views.items()):
             by_shape.setdefault(shape, []).append(view)
-        self._domain.invalidate_keys(
-            [
-                view.key(parsed[1])
-                for raw in keys
-                if (parsed := parse_stored_key(raw, suffix)) is not None
-                for view in by_shape.get(parsed[0], ())
-            ]
-        )
+        heard = [
+            (view, parsed)
+            for raw in keys
+            if (parsed := parse_stored_key(raw, suffix)) is not None
+            for view in by_shape.get(parsed[0], ())
+        ]
+        local = [view.key(values) for view, (_, values) in heard]
+        self._domain.invalidate_keys(local)
+        shared = self._shared()
+        if shared is not None and heard:
+            # the writer may not know that it is there; then what was read from it meanwhile
+            by_version: dict[str, list[tuple[EntityShape, tuple[Any, ...]]]] = {}
+            for view, entity in heard:
+                by_version.setdefault(view.identity.version, []).append(entity)
+            for version, entities in by_version.items():
+                shared.forget_entities(version, entities)
+            self._domain.invalidate_keys(local)
 
     def hear_change(self, change: Change) -> None:
         """Another process announced a change."""
+        if change.is_owed:
+            self._forget_shared(change)
         if change.view is None:
             self._domain.invalidate_all(self._project)
         elif change.shape is None:
@@ -129,8 +144,26 @@ class Coherence:
                 self._project, change.view, ((shape, values) for values in change.entities)
             )
 
+    def _forget_shared(self, change: Change) -> None:
+        """Do in the shared tier what the writer could not."""
+        shared = self._shared()
+        if shared is None:
+            return
+        if change.view is None:
+            shared.forget_all()
+        elif change.shape is None:
+            shared.forget_views([change.view])
+        else:
+            shape = change.shape
+            known = self._domain.views_named(self._project, change.view)
+            for version in {view.identity.version for view in known}:
+                shared.forget_entities(version, [(shape, values) for values in change.entities])
+
     def hear_gap(self) -> None:
         """Anything may have changed: no event-coherent row is known to be current."""
+        shared = self._shared()
+        if shared is not None and self.is_tracked:  # writers that do not know the shared tier
+            shared.forget_views({view.identity.view for view in self._event_views})
         self._domain.invalidate_views(list(self._event_views))
 
     # -- telling --------------------------------------------------------------------------------
@@ -146,7 +179,13 @@ class Coherence:
         """
         parts = self.parts()
         if parts is not None:
-            parts[1].announce(encode(channel_module.ORIGIN, view, shaped))
+            shared = self._shared()
+            is_owed = shared is not None and bool(shared.owed)
+            parts[1].announce(encode(channel_module.ORIGIN, view, shaped, is_owed=is_owed))
+
+    def is_broadcast(self) -> bool:
+        """Whether the server itself tells everybody what is written into the wrapped store."""
+        return self.parts() is not None and self.is_tracked
 
     def stats(self) -> ChannelStats | None:
         """What the channel has seen; None where there is none or nobody used it yet."""

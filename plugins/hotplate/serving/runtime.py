@@ -32,6 +32,7 @@ from hotplate.sources.postgres import PostgresReader, is_postgres_store
 from hotplate.sources.redis import RedisReader, is_redis_store
 from hotplate.stats import CacheStats, GroupCounters, PassedCounters
 from hotplate.tiers.memory import MemoryBounds
+from hotplate.tiers.shared import SharedBounds, SharedTier
 
 if TYPE_CHECKING:
     from hotplate.online_store import CachedOnlineStoreConfig
@@ -68,12 +69,14 @@ class Runtime:
                 settings.memory.absent_share,
             ),
             clock,
+            self.shared,
         )
         self.coherence = Coherence(
             self.project,
             self.domain,
             clock,
             self._meeting_place,
+            self.shared,
             is_shared=settings.shared is not None,
         )
         self.policies = PolicyBook(settings.layers(), self.coherence.lease)
@@ -86,6 +89,7 @@ class Runtime:
                 lambda grouped: self.wrapped.store()._check_versioned_read_support(grouped),
             )
         )
+        self._shared: dict[str, SharedTier | None] = {}
         self.passed = PassedCounters()
         self.cache_faults = 0
         self._answers_whole: bool | None = None
@@ -179,6 +183,23 @@ class Runtime:
             return server_of(self.wrapped.current_config().online_store), True
         return server_of(self.settings.shared), False
 
+    def shared(self) -> SharedTier | None:
+        """The shared tier; None where the deployment has none."""
+        if "made" not in self._shared:
+            settings, made = self.settings.shared, None
+            server = server_of(settings)
+            if settings is not None and server is not None:
+                is_wanted = settings.tier
+                if is_wanted is None:  # a second Redis before the first one saves nothing
+                    is_wanted = not is_redis_store(self.wrapped.store())
+                if is_wanted:
+                    bounds = SharedBounds(
+                        settings.timeout / 1e9, settings.lease / 1e9, settings.max_row_bytes
+                    )
+                    made = SharedTier(server, self.project, bounds, self.clock)
+            self._shared.setdefault("made", made)  # one for all threads, without a lock
+        return self._shared["made"]
+
     def is_heard(self, table: Any) -> bool:
         """Whether other processes listen for changes of a feature view."""
         return self.coherence.is_shared or self.policies.bound(table)[1].policy.is_event
@@ -191,9 +212,10 @@ class Runtime:
         data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
     ) -> None:
         """Forget the entities of rows that were written, here and in the processes that listen."""
-        shaped = self._forget_here(table, data)
-        if self._must_announce(table):
-            self.coherence.announce(table.name, shaped)
+        shaped = [shape_and_values(row[0]) for row in data]
+        # where Redis broadcasts what is written into it, nothing need be said
+        is_said = self.is_heard(table) and not self.coherence.is_broadcast()
+        self.forget_entities(table, shaped, is_heard=is_said)
 
     async def forget_written_async(
         self,
@@ -201,32 +223,34 @@ class Runtime:
         data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
     ) -> None:
         """The same for callers on an event loop."""
-        shaped = self._forget_here(table, data)
-        if self._must_announce(table):
-            await asyncio.to_thread(self.coherence.announce, table.name, shaped)
-
-    def _forget_here(
-        self,
-        table: Any,
-        data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
-    ) -> list[tuple[EntityShape, tuple[Any, ...]]]:
-        shaped = [shape_and_values(row[0]) for row in data]
-        self.domain.invalidate_entities(self.project, table.name, shaped)
-        return shaped
-
-    def _must_announce(self, table: Any) -> bool:
-        # where Redis broadcasts what is written into it, nothing need be said
-        coherence = self.coherence
-        return self.is_heard(table) and bool(coherence.parts()) and not coherence.is_tracked
+        if self.shared() is None and not self.is_heard(table):
+            self.forget_written(table, data)
+        else:
+            await asyncio.to_thread(self.forget_written, table, data)
 
     def forget_entities(
-        self, view: str, shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]], *, is_heard: bool
+        self, table: Any, shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]], *, is_heard: bool
     ) -> int:
-        """Forget entities of a feature view, here and, where `is_heard`, in other processes."""
-        count = self.domain.invalidate_entities(self.project, view, shaped)
+        """Forget entities of a feature view, here and, where `is_heard`, in other processes.
+
+        In this order: what is still in the shared tier could be read into memory again, and what
+        others are told of they may look for at once.
+        """
+        shared = self.shared()
+        if shared is not None:
+            for version in self._versions(table):
+                shared.forget_entities(version, shaped)
+        count = self.domain.invalidate_entities(self.project, table.name, shaped)
         if is_heard:
-            self.coherence.announce(view, shaped)
+            self.coherence.announce(table.name, shaped)
         return count
+
+    def _versions(self, table: Any) -> set[str]:
+        known = self.domain.views_named(self.project, table.name)
+        return {
+            compute_versioned_name(table, self.versioning),
+            *(view.identity.version for view in known),
+        }
 
     def forget_views(self, tables: Iterable[Any]) -> int:
         """Forget feature views as a whole, here and in the processes that listen.
@@ -235,6 +259,9 @@ class Runtime:
             How many there were to forget here.
         """
         distinct = {table.name: table for table in tables}
+        shared = self.shared()
+        if shared is not None:
+            shared.forget_views(distinct)
         views = [view for name in distinct for view in self.domain.views_named(self.project, name)]
         self.domain.invalidate_views(views)
         for name, table in distinct.items():
@@ -244,6 +271,9 @@ class Runtime:
 
     def forget_all(self, *, is_heard: bool = False) -> None:
         """Forget everything of this project, here and, where `is_heard`, in other processes."""
+        shared = self.shared()
+        if shared is not None:
+            shared.forget_all()
         self.domain.invalidate_all(self.project)
         if is_heard:
             self.coherence.announce(None, None)
@@ -258,6 +288,13 @@ class Runtime:
             name = type(error).__name__
             _log.error("the cache failed and the source answers instead: %s", name)
 
+    def close(self) -> None:
+        """Close what connects processes, until it is needed again."""
+        self.coherence.close()
+        shared = self._shared.get("made")
+        if shared is not None:
+            shared.close()
+
     # -- looking --------------------------------------------------------------------------------
 
     def stats(self) -> CacheStats:
@@ -271,6 +308,7 @@ class Runtime:
             requests_passed=self.passed.snapshot(),
             cache_faults=self.cache_faults,
             channel=self.coherence.stats(),
+            shared=shared.stats() if (shared := self._shared.get("made")) else None,
         )
 
 
