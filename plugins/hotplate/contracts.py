@@ -15,7 +15,6 @@ __all__ = [
     "ABSENT",
     "MISS",
     "NO_LEASE_NEEDED",
-    "Asked",
     "Found",
     "Freshness",
     "Lease",
@@ -127,27 +126,12 @@ class LoadRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A key that the shared tier is asked for.
-
-    Attributes:
-        view: whose row.
-        key: which.
-        is_good: whether a row may be served.
-    """
-
-    view: View
-    key: Key
-    is_good: Callable[[bytes], bool]
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     """What the shared tier has for one key.
 
     Attributes:
         row: a row with the stamp it would have here, or None.
-        slot: where a row that is loaded now may be put; None where it may not.
+        slot: the place of the entry, to be claimed or filled; None where there is none.
         is_busy: another process loads it.
     """
 
@@ -167,8 +151,11 @@ class SharedRows(Protocol):
     def lease_s(self) -> float:
         """How long to wait for a load of another process."""
 
-    def look(self, asked: Sequence[Asked], *, is_claimed: bool = True) -> list[Found]:
-        """Find rows; on a miss, take the lease to load."""
+    def look(self, asked: Sequence[tuple[View, Key]]) -> list[Found]:
+        """Find rows."""
+
+    def claim(self, slots: Sequence[Any]) -> list[Found]:
+        """Take the leases to load what belongs into slots, unless others are faster."""
 
     def fill(self, items: Iterable[tuple[Any, bytes, int]]) -> None:
         """Keep rows: (slot, row, how long it may live in ns)."""

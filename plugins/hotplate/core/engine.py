@@ -26,6 +26,7 @@ References: singleflight of Go's x/sync; leases in Nishtala et al., "Scaling Mem
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -33,7 +34,6 @@ from typing import Any, Final
 from hotplate.clock import Clock
 from hotplate.codec import is_absent, stamp_of
 from hotplate.contracts import (
-    Asked,
     Found,
     LoadRequest,
     SharedRows,
@@ -286,24 +286,37 @@ class Engine:
         """
         waiting = {key: want for key, want in to_load.items() if _is_shareable(want, reading)}
         to_ask = {key: want for key, want in to_load.items() if key not in waiting}
-        give_up_ns = self.clock.now_ns() + int(shared.lease_s * 1e9)
+        give_up_s = time.monotonic() + 2 * shared.lease_s  # time for one holder to die
         pause_s = _PAUSE_S
         while waiting or to_ask:
             slots: dict[Key, Any] = {}
             if waiting:
                 versions = {key: self.memory.version(key) for key in waiting}
-                found = yield self._look_shared(shared, reading, waiting)
-                taken = self._take_shared(found, waiting, versions)
+                found = yield CallStep(
+                    partial(shared.look, [(want.view, key) for key, want in waiting.items()])
+                )
+                taken, slots, to_claim = self._judge_shared(reading, waiting, found, versions)
                 rows |= taken
                 tiers |= dict.fromkeys(taken, Tier.SHARED)
-                busy: dict[Key, Want] = {}
-                for (key, want), one in zip(waiting.items(), found, strict=True):
-                    if one.is_busy:
-                        busy[key] = want
-                    elif one.row is None:
-                        to_ask[key] = want
-                        if one.slot is not None:
+                busy = {
+                    key: want
+                    for (key, want), one in zip(waiting.items(), found, strict=True)
+                    if one.is_busy
+                }
+                if to_claim:
+                    claims = yield CallStep(partial(shared.claim, [slots[k] for k in to_claim]))
+                    for key, one in zip(to_claim, claims, strict=True):
+                        if one.is_busy:
+                            busy[key] = waiting[key]
+                        if one.slot is None:
+                            del slots[key]
+                        else:
                             slots[key] = one.slot
+                to_ask |= {
+                    key: want
+                    for key, want in waiting.items()
+                    if key not in taken and key not in busy
+                }
                 waiting = busy
             if to_ask:
                 rows |= yield from self._load_for_all(shared, to_ask, slots)
@@ -311,38 +324,46 @@ class Engine:
             elif waiting:
                 yield PauseStep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
-            if waiting and (self.clock.now_ns() > give_up_ns or not shared.is_usable):
+            if waiting and (time.monotonic() > give_up_s or not shared.is_usable):
                 to_ask, waiting = waiting, {}  # whoever loads it takes too long
 
-    def _look_shared(
-        self, shared: SharedRows, reading: Reading, wanted: Mapping[Key, Want]
-    ) -> CallStep:
-        def is_good_for(bound: Bound) -> Callable[[bytes], bool]:
-            def is_good(row: bytes) -> bool:
-                age_ns = self.clock.now_ns() - stamp_of(row)
-                if reading.is_refresh and bound.is_refresh_due(row, age_ns):
-                    return False
-                return age_ns <= bound.expiry_ns(row)
+    def _judge_shared(
+        self,
+        reading: Reading,
+        wanted: Mapping[Key, Want],
+        found: Sequence[Found],
+        versions: Mapping[Key, int],
+    ) -> tuple[dict[Key, bytes], dict[Key, Any], list[Key]]:
+        """Keep the rows that are fresh enough, with the age they have.
 
-            return is_good
-
-        asked = [Asked(want.view, key, is_good_for(want.bound)) for key, want in wanted.items()]
-        return CallStep(partial(shared.look, asked, is_claimed=not reading.is_refresh))
-
-    def _take_shared(
-        self, found: Sequence[Found], wanted: Mapping[Key, Want], versions: Mapping[Key, int]
-    ) -> dict[Key, bytes]:
-        """Keep the rows that the shared tier had, with the age they have."""
+        Returns:
+            These rows; the slots of the others; and which of those are to be claimed before the
+            source is asked. The entry that a refresh replaces stays there for the others.
+        """
         taken: dict[Key, bytes] = {}
+        slots: dict[Key, Any] = {}
+        to_claim: list[Key] = []
         items = []
+        now_ns = self.clock.now_ns()
         for (key, want), one in zip(wanted.items(), found, strict=True):
-            if one.row is not None:
-                taken[key] = one.row
-                want.counters.hits_shared += 1
-                items.append((key, one.row, versions[key]))
+            row = one.row
+            if row is not None:
+                age_ns = now_ns - stamp_of(row)
+                is_due = reading.is_refresh and want.bound.is_refresh_due(row, age_ns)
+                if age_ns > want.bound.expiry_ns(row):
+                    row = None
+                elif not is_due:
+                    taken[key] = row
+                    want.counters.hits_shared += 1
+                    items.append((key, row, versions[key]))
+                    continue
+            if one.slot is not None:
+                slots[key] = one.slot
+                if row is None:
+                    to_claim.append(key)
         if items:
             self.memory.fill(items, self.domain.is_current)
-        return taken
+        return taken, slots, to_claim
 
     def _load_for_all(
         self, shared: SharedRows, to_ask: dict[Key, Want], slots: dict[Key, Any]

@@ -57,14 +57,41 @@ class Pool:
         node = topology.nodes[0]
         wire = self._take(node)
         try:
-            wire.send(*[command for _, command in commands])
-            replies = [_reply(wire) for _ in commands]
+            replies = wire.exchange([command for _, command in commands])
         except BaseException:
             wire.close()
             self._topology = None
             raise
         self._give(node, wire)
         return replies
+
+    def ask_keys(
+        self, commands: Sequence[tuple[Any, ...]], home: bytes, keys: Sequence[bytes]
+    ) -> list[Any]:
+        """Read the values of keys, and send commands to the primary that holds `home`, as `ask`.
+
+        Returns:
+            A reply a command, then a value a key; None where the key holds none, or no string.
+
+        Raises:
+            ServerError: as `ask`; a refusal of any of it, too.
+        """
+        topology = self._topology
+        if topology is not None and topology.slots:
+            asked = [(home, command) for command in commands]
+            replies = self.ask([*asked, *((key, ("GET", key)) for key in keys)])
+            head, values = replies[: len(commands)], replies[len(commands) :]
+            values = [None if _is_wrong_type(value) else value for value in values]
+        else:
+            *head, values = self.ask(
+                [*((home, command) for command in commands), (home, (b"MGET", *keys))]
+            )
+            if isinstance(values, CommandRefused):
+                raise values
+        for reply in (*head, *values):
+            if isinstance(reply, CommandRefused):
+                raise reply
+        return [*head, *values]
 
     def _ask_cluster(self, topology: Topology, commands: Sequence[Command]) -> list[Any]:
         by_node: dict[Node, list[int]] = {}
@@ -126,6 +153,10 @@ class Pool:
         if self._pid != os.getpid():
             _left_behind.append(self._idle)
             self._reset()
+
+
+def _is_wrong_type(value: Any) -> bool:
+    return isinstance(value, CommandRefused) and value.code == "WRONGTYPE"
 
 
 def _reply(wire: Wire) -> Any:

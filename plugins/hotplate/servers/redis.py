@@ -20,6 +20,7 @@ __all__ = ["KINDS", "Node", "RedisServer", "Topology", "Wire"]
 
 KINDS: Final = ("redis", "redis_cluster", "redis_sentinel")
 _CONNECT_TIMEOUT_S: Final = 0.5
+_RECEIVE_BYTES: Final = 1 << 16
 # what only redis-py's cluster client understands
 _CLUSTER_ONLY: Final = (
     "cluster_error_retry_attempts",
@@ -260,6 +261,50 @@ class Wire:
         except (RedisError, OSError, AttributeError, ValueError) as error:
             # the latter two where another thread closed it meanwhile
             raise self._lost(error) from None
+
+    def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands and read a reply each; an error reply as a `CommandRefused`, not raised.
+
+        Raises:
+            ServerError: the connection is lost, or a reply did not come in time.
+        """
+        from redis import RedisError, ResponseError
+        from redis._parsers.hiredis import NOT_ENOUGH_DATA as not_enough
+
+        connection = self._connection
+        if not self._is_open:
+            raise ServerError(f"{self.node}: the connection was closed")
+        replies: list[Any] = []
+        try:
+            reader = getattr(connection._parser, "_reader", None)
+            if reader is None or not hasattr(reader, "gets"):  # redis-py without hiredis
+                self.send(*commands)
+                return [self._read_or_refusal() for _ in commands]
+            pack = connection._command_packer.pack
+            sock = connection._sock
+            sock.sendall(b"".join([part for command in commands for part in pack(*command)]))
+            while len(replies) < len(commands):
+                reply = reader.gets(False)
+                if reply is not_enough:
+                    received = sock.recv(_RECEIVE_BYTES)
+                    if not received:
+                        raise ConnectionError("the server closed the connection")
+                    reader.feed(received)
+                elif isinstance(reply, ResponseError):
+                    replies.append(CommandRefused(f"{self.node}: {reply}", _code_of(reply)))
+                elif isinstance(reply, Exception):
+                    raise reply
+                else:
+                    replies.append(reply)
+        except (RedisError, OSError, AttributeError, ValueError) as error:
+            raise self._lost(error) from None
+        return replies
+
+    def _read_or_refusal(self) -> Any:
+        try:
+            return self.read()
+        except CommandRefused as refusal:
+            return refusal
 
     def answer_within(self, timeout_s: float) -> None:
         """From now on a reply may take this long."""

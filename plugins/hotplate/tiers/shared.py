@@ -16,10 +16,10 @@ An entry is the same packed row as in memory. What is added makes it safe to bel
 server's clock, which is asked in the same round trip, and by the wall clocks of writer and reader.
 A clock that was stepped on one host, whichever, makes entries look older, never younger.
 
-*Lease.* `SET key lease NX GET` answers with the entry, or with nothing, and then the lease is ours:
-one command looks and, on a miss, appoints the one process that loads. Others find the lease and
-wait. A fill replaces exactly the lease it was given; an invalidation deletes whatever is there, so
-a load that began before it is never kept (promise 3).
+*Lease.* A miss puts a lease in the place of the entry (`SET key lease NX GET`), which appoints the
+one process that loads. Others find the lease and wait. A fill replaces exactly the lease it was
+given; an invalidation deletes whatever is there, so a load that began before it is never kept
+(promise 3).
 
 *Never in the way.* Every exchange has a deadline. With the first failure a breaker opens, and the
 tier is left alone until a probe on the side succeeds. An invalidation that could not be carried out
@@ -43,7 +43,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from hotplate.clock import Clock
-from hotplate.contracts import Asked, Found, View
+from hotplate.contracts import Found, View
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.keys import EntityShape, Key, values_of
 from hotplate.servers.breaker import Breaker
@@ -57,13 +57,17 @@ VERSION: Final = 1
 _LEASE: Final = b"\0"
 _HEAD: Final = struct.Struct(">BI")
 _REST: Final = struct.Struct(">8s32sQQ")
+_CLOCKS: Final = struct.Struct(">QQ")
 _BODY_AT: Final = _HEAD.size + _REST.size
+_CLOCKS_AT: Final = _BODY_AT - _CLOCKS.size
 _STAMP_BYTES: Final = 8
 _LONGEST_MS: Final = 24 * 3_600_000
 _BATCH: Final = 500
 _OWED_MAX: Final = 50_000
 _EVERY_VIEW: Final = b"*"
 _LOG_EVERY_S: Final = 60.0
+_BUSY: Final = Found(is_busy=True)
+_FULL: Final = ("OOM", "MISCONF")
 # Replaces the value of a key only where it still is what the caller saw.
 _FILL: Final = (
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
@@ -165,86 +169,92 @@ class SharedTier:
 
     # -- reading --------------------------------------------------------------------------------
 
-    def look(self, asked: Sequence[Asked], *, is_claimed: bool = True) -> list[Found]:
-        """Find rows; on a miss, take the lease to load.
+    def look(self, asked: Sequence[tuple[View, Key]]) -> list[Found]:
+        """Find rows, in one round trip.
 
         Args:
-            asked: distinct keys, with their views and what makes a row good enough.
-            is_claimed: whether an entry that is not good enough gives way to a lease. If not, it
-                stays for the others until the row that is loaded now replaces it.
+            asked: distinct keys with their views.
 
         Returns:
-            One a key: a row, a slot for the row to load, word that another process loads it, or
-            nothing.
+            One a key: a row with the slot it lies in, an empty slot, word that another process
+            loads it, or nothing where the tier cannot be used.
         """
         try:
-            return self._look(asked, is_claimed=is_claimed)
+            return self._look(asked)
         except ServerError as error:
             self._failed(error)
             return [Found()] * len(asked)
 
-    def _look(self, asked: Sequence[Asked], *, is_claimed: bool) -> list[Found]:
-        places = [self._place(one.view) for one in asked]
-        keys = [prefix + _entity(one.key) for (prefix, _), one in zip(places, asked, strict=True)]
-        views = dict.fromkeys(one.view.identity.view.encode() for one in asked)
-        fields = [_EVERY_VIEW, *views]
-        token = _LEASE + os.urandom(16)
+    def _look(self, asked: Sequence[tuple[View, Key]]) -> list[Found]:
+        views = dict.fromkeys(view for view, _ in asked)
+        places = {view: self._place(view) for view in views}
+        keys = [places[view][0] + _entity(key) for view, key in asked]
+        fields = [_EVERY_VIEW, *(view.identity.view.encode() for view in views)]
         home = self._generations_at
-        commands: list[Command] = [(home, ("TIME",)), (home, ("HMGET", home, *fields))]
-        commands += [(key, ("SET", key, token, "NX", "GET", "PX", self._lease_ms)) for key in keys]
         now_ns, wall_us = self._clock.now_ns(), self._clock.wall_ns() // 1_000
-        replies = self._pool.ask(commands)
-        if any(_is_full(reply) for reply in replies[2:]):
-            # no lease can be had, what is there can be read
-            commands[2:] = [(key, ("GET", key)) for key in keys]
-            replies, token = self._pool.ask(commands), b""
-        if isinstance(replies[0], CommandRefused):
-            raise replies[0]
-        generations = self._generations(fields, replies[1])
-        server_us = int(replies[0][0]) * 1_000_000 + int(replies[0][1])
+        (seconds, micros), known, *entries = self._pool.ask_keys(
+            [(b"TIME",), (b"HMGET", home, *fields)], home, keys
+        )
+        generations = self._generations(fields, known)
+        server_us = int(seconds) * 1_000_000 + int(micros)
+        origins = {
+            view: _REST.pack(
+                places[view][1],
+                generations[_EVERY_VIEW] + generations[view.identity.view.encode()],
+                server_us,
+                wall_us,
+            )
+            for view in views
+        }
         found: list[Found] = []
-        poor: list[int] = []
-        for one, (_, fingerprint), key, reply in zip(asked, places, keys, replies[2:], strict=True):
-            generation = generations[_EVERY_VIEW] + generations[one.view.identity.view.encode()]
-            origin = _REST.pack(fingerprint, generation, server_us, wall_us)
-            if isinstance(reply, CommandRefused):
-                found.append(self._remove_garbage(key, reply))
-            elif reply is None:
-                found.append(Found(slot=_Slot(key, token, origin)) if token else Found())
-            elif reply[:1] == _LEASE:
-                found.append(Found(is_busy=True))
+        for (view, _), key, entry in zip(asked, keys, entries, strict=True):
+            origin = origins[view]
+            if entry is None:
+                found.append(Found(None, _Slot(key, None, origin)))
+            elif entry[:1] == _LEASE:
+                found.append(_BUSY)
             else:
-                row = self._open(key, reply, origin, now_ns)
-                if row is not None and not one.is_good(row):
-                    row = None
-                if row is None:
-                    poor.append(len(found))
-                found.append(Found(row=row, slot=_Slot(key, reply, origin)))
-        if poor and is_claimed and token:
-            self._claim(found, poor, token)
+                row = self._open(key, entry, origin, server_us, wall_us, now_ns)
+                found.append(Found(row, _Slot(key, entry, origin)))
         return found
 
-    def _claim(self, found: list[Found], poor: Sequence[int], token: bytes) -> None:
-        """Put leases in place of entries that are of no use, unless others were faster."""
-        slots: list[_Slot] = [found[index].slot for index in poor]
-        replies = self._run(
-            [_script(_FILL, slot.key, slot.seen, token, self._lease_ms) for slot in slots]
-        )
-        for index, slot, reply in zip(poor, slots, replies, strict=True):
-            is_ours = reply == 1
-            found[index] = (
-                Found(slot=_Slot(slot.key, token, slot.origin)) if is_ours else Found(is_busy=True)
+    def claim(self, slots: Sequence[Any]) -> list[Found]:
+        """Take the leases to load what belongs into slots, unless others are faster.
+
+        Returns:
+            One a slot: the slot to fill, word that another process loads it, or nothing.
+        """
+        token = _LEASE + os.urandom(16)
+        try:
+            replies = self._run(
+                [
+                    _script(_FILL, slot.key, slot.seen, token, self._lease_ms)
+                    if slot.seen is not None
+                    else (slot.key, ("SET", slot.key, token, "NX", "GET", "PX", self._lease_ms))
+                    for slot in slots
+                ]
             )
+            return [
+                self._claimed(slot, token, reply)
+                for slot, reply in zip(slots, replies, strict=True)
+            ]
+        except ServerError as error:
+            # where there is no room for a lease, what is there can still be read
+            if not (isinstance(error, CommandRefused) and error.code in _FULL):
+                self._failed(error)
+            return [Found()] * len(slots)
 
-    def _remove_garbage(self, key: bytes, refusal: CommandRefused) -> Found:
-        """Something that is no string lies under our key."""
-        if refusal.code != "WRONGTYPE":
-            raise refusal
-        self.rejected += 1
-        self._pool.ask([(key, ("UNLINK", key))])
-        return Found()
+    def _claimed(self, slot: _Slot, token: bytes, reply: Any) -> Found:
+        if isinstance(reply, CommandRefused):  # something that is no string lies there
+            self.rejected += 1
+            self._must([(slot.key, ("UNLINK", slot.key))])
+            return Found()
+        is_ours = reply is None if slot.seen is None else reply == 1
+        return Found(None, _Slot(slot.key, token, slot.origin)) if is_ours else _BUSY
 
-    def _open(self, key: bytes, entry: bytes, origin: bytes, now_ns: int) -> bytes | None:
+    def _open(
+        self, key: bytes, entry: bytes, origin: bytes, server_us: int, wall_us: int, now_ns: int
+    ) -> bytes | None:
         """The row of an entry with the stamp it would have here; None if it does not verify."""
         if len(entry) <= _BODY_AT or entry[0] != VERSION:
             self.rejected += 1
@@ -253,15 +263,14 @@ class SharedTier:
         if zlib.crc32(entry[_HEAD.size :], zlib.crc32(key)) != checksum:
             self.rejected += 1
             return None
-        fingerprint, generation, server_us, wall_us = _REST.unpack_from(entry, _HEAD.size)
-        own_fingerprint, own_generation, server_now_us, wall_now_us = _REST.unpack(origin)
-        if fingerprint != own_fingerprint:
-            self.rejected += 1
+        identity = entry[_HEAD.size : _CLOCKS_AT]
+        if identity != origin[: _CLOCKS_AT - _HEAD.size]:
+            if identity[:8] != origin[:8]:
+                self.rejected += 1  # another schema; another generation is no fault of the entry
             return None
-        if generation != own_generation:
-            return None
-        age_us = max(server_now_us - server_us, wall_now_us - wall_us)
-        if server_now_us < server_us or age_us < 0:
+        read_server_us, read_wall_us = _CLOCKS.unpack_from(entry, _CLOCKS_AT)
+        age_us = max(server_us - read_server_us, wall_us - read_wall_us)
+        if server_us < read_server_us:
             self.rejected += 1  # the server's clock went back: nothing is known
             return None
         stamp_ns = now_ns - age_us * 1_000
@@ -323,7 +332,7 @@ class SharedTier:
         self.refused += sum(reply == 0 for reply in replies)
 
     def _run(self, commands: Sequence[Command]) -> list[Any]:
-        """Run scripts; those that the server does not know yet are sent whole."""
+        """Run commands; scripts that the server does not know yet are sent whole."""
         replies = self._pool.ask(commands)
         for index, reply in enumerate(replies):
             if isinstance(reply, CommandRefused):
@@ -331,8 +340,9 @@ class SharedTier:
                 if reply.code == "NOSCRIPT":
                     whole = ("EVAL", _SOURCES[command[1]], *command[2:])
                     (replies[index],) = self._pool.ask([(key, whole)])
-                if isinstance(replies[index], CommandRefused):
-                    raise replies[index]
+                answer = replies[index]
+                if isinstance(answer, CommandRefused) and answer.code != "WRONGTYPE":
+                    raise answer
         return replies
 
     # -- forgetting -----------------------------------------------------------------------------
@@ -448,10 +458,10 @@ class SharedTier:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a loaded row may be put: in place of exactly what was seen."""
+    """Where a loaded row may be put: in place of exactly what was seen; None was nothing."""
 
     key: bytes
-    seen: bytes
+    seen: bytes | None
     origin: bytes
 
 
@@ -467,10 +477,6 @@ def _sha1(source: bytes) -> bytes:
 
 _DIGESTS: Final[Mapping[bytes, bytes]] = {source: _sha1(source) for source in (_FILL, _RELEASE)}
 _SOURCES: Final[Mapping[bytes, bytes]] = {digest: source for source, digest in _DIGESTS.items()}
-
-
-def _is_full(reply: Any) -> bool:
-    return isinstance(reply, CommandRefused) and reply.code in ("OOM", "MISCONF")
 
 
 def _entity(key: Key) -> bytes:
