@@ -12,6 +12,7 @@ import pytest
 from hotplate.embedded import EmbeddedServer
 
 from .lab.cluster import Cluster, cluster
+from .lab.fleet import Nursery
 from .lab.sentinel import SentinelGroup, sentinel_group
 from .lab.servers import SERVERS, TlsServer, tls_server
 from .stores import Repo, postgres_server, redis_server, valkey_server
@@ -73,6 +74,14 @@ def own_sentinels() -> Iterator[SentinelGroup]:
     """A primary and a replica behind proxies and under three sentinels, for one test alone."""
     with sentinel_group(is_proxied=True) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where the workers of a fleet are forked from: a program that has imported Feast."""
+    made = Nursery()
+    yield made
+    made.close()
 
 
 @pytest.fixture(params=["sqlite", "redis"])

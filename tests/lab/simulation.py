@@ -19,7 +19,7 @@ __all__ = ["Row", "cached_histories", "is_right", "random_histories", "records_o
 
 _PROCESSES = 3
 _THREADS = 2
-_STRIDE = 8  # instants of different threads never fall together
+_STRIDE = 8  # no two instants fall together: threads begin less than that apart
 
 Row = tuple[int, int, int, int, int, int]
 """Kind, process, entity, value, begin, end; of view 0."""
@@ -142,7 +142,7 @@ def cached_histories(draw: st.DrawFn) -> tuple[list[Row], int]:
     step = st.tuples(
         st.sampled_from(["read", "read", "read", "write", "forget"]),
         st.integers(0, 1),
-        st.integers(0, 3).map(lambda wait: wait * _STRIDE),
+        st.integers(1, 3).map(lambda wait: wait * _STRIDE),
     )
     model = _Model(draw(st.integers(0, 12)) * _STRIDE)
     queue = [

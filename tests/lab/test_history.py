@@ -88,6 +88,10 @@ def test_what_is_wrong_is_named() -> None:
     forgotten = (I, 2, 7, 0, 14, 15)
     assert wrongs(first, second, forgotten, (R, 2, 7, 100, 16, 16)) == {Wrong.OWN_INVALIDATION}
     assert wrongs(first, second, forgotten, (R, 3, 7, 100, 16, 16)) == set()
+    at_once = (I, 2, 7, 0, 12, 13)  # begins when the second write has surely taken effect
+    assert wrongs(first, second, at_once, (R, 2, 7, 100, 16, 16)) == {Wrong.OWN_INVALIDATION}
+    early = (I, 2, 7, 0, 11, 13)
+    assert wrongs(first, second, early, (R, 2, 7, 100, 16, 16)) == set()
     late = judged([first, second, (R, 2, 7, 100, 30, 31)]).violations[0]
     assert (late.entity, late.late_ns) == (7, 8)
     assert judged([first, second, (R, 2, 7, 100, 21, 22), (R, 2, 7, 101, 21, 22)]).stale == 1
