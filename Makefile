@@ -43,8 +43,9 @@ test: lint types fast ## lint, types, tests (minutes)
 fast: $(VENV)/.dev ## tests alone
 	$(BIN)/python -m pytest $(ARGS)
 
-soak: $(VENV)/.dev ## the randomized comparison with the bare store, 100,000 operations a store (an hour)
-	HOTPLATE_ORACLE_EXAMPLES=2200 $(BIN)/python -m pytest tests/online_store/test_oracle.py -s $(ARGS)
+soak: $(VENV)/.dev ## the randomized comparisons, 100,000 operations a store and minutes of a fleet (over an hour)
+	HOTPLATE_ORACLE_EXAMPLES=2200 $(BIN)/python -m pytest tests/online_store/test_oracle.py \
+	  tests/lab/test_history.py tests/lab/test_fleet.py -s $(ARGS)
 
 bench: $(VENV)/.dev ## every number of the README against Feast alone; writes out/bench/table.md
 	$(BIN)/python -m pipelines.bench $(ARGS)

@@ -11,6 +11,10 @@ import pytest
 
 from hotplate.embedded import EmbeddedServer
 
+from .lab.cluster import Cluster, cluster
+from .lab.fleet import Nursery
+from .lab.sentinel import SentinelGroup, sentinel_group
+from .lab.servers import SERVERS, TlsServer, tls_server
 from .stores import Repo, postgres_server, redis_server, valkey_server
 
 _numbers = itertools.count()
@@ -35,6 +39,49 @@ def postgres() -> Iterator[dict[str, Any]]:
     """PostgreSQL, as settings of Feast's Postgres store."""
     with postgres_server() as settings:
         yield settings
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[Cluster]:
+    """Three servers that share the slots of a cluster, for tests that break none of them."""
+    with cluster() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def redis_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
+    """Redis with a certificate."""
+    with tls_server(tmp_path_factory.mktemp("tls")) as server:
+        yield server
+
+
+@pytest.fixture(params=list(SERVERS))
+def own_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    """Redis, then Valkey, for one test alone: it may freeze it, restart it or change its users."""
+    with SERVERS[request.param]() as server:
+        yield server
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[Cluster]:
+    """A cluster behind proxies for one test alone; its first node has a replica."""
+    with cluster(is_proxied=True, has_replica=True, node_timeout_ms=1_000) as made:
+        yield made
+
+
+@pytest.fixture
+def own_sentinels() -> Iterator[SentinelGroup]:
+    """A primary and a replica behind proxies and under three sentinels, for one test alone."""
+    with sentinel_group(is_proxied=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where the workers of a fleet are forked from: a program that has imported Feast."""
+    made = Nursery()
+    yield made
+    made.close()
 
 
 @pytest.fixture(params=["sqlite", "redis"])

