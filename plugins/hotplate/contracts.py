@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from hotplate.codec import Layout
 from hotplate.durations import NO_LIMIT_NS
@@ -125,8 +125,7 @@ class LoadRequest:
     keys: Sequence[Key]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What the shared tier has for one key.
 
     Attributes:

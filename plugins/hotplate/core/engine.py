@@ -185,12 +185,15 @@ class Engine:
     def _look_again(self, reading: Reading) -> None:
         """After a wait: what was found in memory, or came by another's load, may have expired."""
         reading.now_ns = self.clock.now_ns()
+        found, origins = reading.answer_of, reading.origins
+        began = reading.began_ns.to_bytes(8, "big")  # rows compare by their stamps
         for want in reading.wants:
             for key in want.keys:
-                row = reading.answer_of[key]
+                row = found[key]
                 if (
-                    not self._is_good(row, want.bound, reading)
-                    and reading.origins.get(key) is not Tier.LAST_GOOD
+                    row < began
+                    and not self._is_good(row, want.bound, reading)
+                    and origins.get(key) is not Tier.LAST_GOOD
                     and key not in reading.missing
                 ):
                     want.counters.misses_expired += 1

@@ -39,7 +39,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from hotplate.clock import Clock
@@ -456,8 +456,7 @@ class SharedTier:
         self._pool.drop()
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
+class _Slot(NamedTuple):
     """Where a loaded row may be put: in place of exactly what was seen; None was nothing."""
 
     key: bytes
