@@ -17,9 +17,11 @@ from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.codec import Column, Layout, kind_of
 from hotplate.contracts import Source, View
 from hotplate.core.engine import Bound, Engine, Want
+from hotplate.errors import ConfigError
 from hotplate.invalidation.local import Domain, domain_of
 from hotplate.keys import EntityShape, ViewIdentity, shape_and_values
 from hotplate.policy import PolicyLayers
+from hotplate.serving.loaders import Loaders
 from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
 from hotplate.serving.policies import PolicyBook
@@ -56,8 +58,9 @@ class Runtime:
         self.wrapped.config(config)
         self.versioning = bool(config.registry.enable_online_feature_view_versioning)
         self.domain: Domain = domain_of(config.project)
+        self.loaders = Loaders(settings.loader_settings(), self.wrapped, clock)
         self.engine = Engine(
-            _ChosenSource(self.wrapped),
+            self.loaders.over(_ChosenSource(self.wrapped)),
             self.domain,
             MemoryBounds(
                 settings.memory.max_entries,
@@ -91,7 +94,13 @@ class Runtime:
         """
         if self._answers_whole is None:  # no lock: a forked child could find it held
             own = type(self.wrapped.store()).get_online_features
-            self._answers_whole = own is not OnlineStore.get_online_features
+            is_whole = own is not OnlineStore.get_online_features
+            if is_whole and self.loaders:
+                raise ConfigError(
+                    "online_store.loaders: the wrapped store answers whole requests by itself, so "
+                    "no loader would be asked. Put the loaders where its own store is configured."
+                )
+            self._answers_whole = is_whole
         return self._answers_whole
 
     @property
@@ -170,6 +179,7 @@ class Runtime:
         data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
     ) -> None:
         """Forget the entities of rows that were written."""
+        self.loaders.note_written(table)
         self.domain.invalidate_entities(
             self.project, table.name, (shape_and_values(row[0]) for row in data)
         )
@@ -210,6 +220,7 @@ class Runtime:
             source_batches=self.engine.source_batches,
             requests_passed=self.passed.snapshot(),
             cache_faults=self.cache_faults,
+            loaders=self.loaders.stats(),
         )
 
 
