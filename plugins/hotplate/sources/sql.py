@@ -25,7 +25,7 @@ from typing import Any, Final
 from feast.feature_view import DUMMY_ENTITY_ID
 from sqlalchemy import Connection, Engine, TextClause, bindparam, create_engine, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from hotplate.errors import LoaderError, LoaderTimeoutError
@@ -151,6 +151,22 @@ class SqlQuery:
                 weakref.finalize(self, _dispose, engine, pid).atexit = False
         return engine
 
+    def _engine_of(self, url: URL) -> Engine:
+        settings = self._settings
+        more: dict[str, Any] = {}
+        if url.get_driver_name() in _HAS_CONNECT_TIMEOUT and "connect_timeout" not in url.query:
+            more["connect_timeout"] = max(2, math.ceil(settings.timeout_s))
+        is_postgres = url.get_backend_name() == "postgresql"
+        return create_engine(
+            url,
+            poolclass=QueuePool,
+            pool_size=settings.max_concurrent,
+            max_overflow=0,
+            hide_parameters=True,
+            connect_args=more,
+            execution_options={"postgresql_readonly": True} if is_postgres else {},
+        )
+
     def close(self) -> None:
         """Close the connections; a later call opens new ones."""
         engine = self._engines.pop(os.getpid(), None)
@@ -158,30 +174,18 @@ class SqlQuery:
             engine.dispose()
 
     def _make_engine(self, view: str) -> Engine:
-        settings = self._settings
+        problem = "its url is none that SQLAlchemy can read"
         try:
-            url = make_url(_with_variables(view, settings.url or ""))
-            problem = _problem_of(url)
-        except (ArgumentError, ValueError):
-            problem = "its url is none that SQLAlchemy can read"
-        if problem is None:
-            more: dict[str, Any] = {}
-            if url.get_driver_name() in _HAS_CONNECT_TIMEOUT and "connect_timeout" not in url.query:
-                more["connect_timeout"] = max(2, math.ceil(settings.timeout_s))
+            url = make_url(_with_variables(view, self._settings.url or ""))
+        except (ArgumentError, ValueError):  # their texts may hold a piece of the password
+            url = None
+        if url is not None:
             try:
-                return create_engine(
-                    url,
-                    poolclass=QueuePool,
-                    pool_size=settings.max_concurrent,
-                    max_overflow=0,
-                    hide_parameters=True,
-                    connect_args=more,
-                    # only where the dialect knows it: Postgres, whatever the driver
-                    execution_options={"postgresql_readonly": True}
-                    if url.get_backend_name() == "postgresql"
-                    else {},
-                )
-            except (ArgumentError, NoSuchModuleError, ImportError) as error:
+                refused = _problem_of(url)
+                if refused is None:
+                    return self._engine_of(url)
+                problem = refused
+            except (ArgumentError, ImportError) as error:
                 name = getattr(error, "name", None) or url.drivername
                 problem = f"its database driver cannot be loaded ({name})"
         raise LoaderError(
