@@ -366,6 +366,49 @@ def test_a_loader_named_as_a_group_serves_each_of_its_views(tmp_path: Path) -> N
     assert repo.cache.loaders() == {"people": {"v": "function", "w": "function"}}
 
 
+def test_a_loader_that_fails_costs_only_its_own_views(tmp_path: Path) -> None:
+    """In one request: the loader's last good rows, the store's new ones; and the other way."""
+    ttl_map = {
+        "default": {"ttl": "5s", "jitter": 0},
+        "v": {"on_source_error": "last_good 60s"},
+    }
+    loaders = {"v": {"function": f"{FUNCTIONS}:given"}}
+    repo = Repo(
+        tmp_path / "repo", {"type": "sqlite"}, ttl_map=ttl_map, settings={"loaders": loaders}
+    )
+    repo.apply(USER, repo.view("v", {"n": Int64}), repo.view("w", {"m": Int64}))
+    loader_functions.answer = [{"user_id": 1, "n": 5}]
+    repo.write("w", user_id=[1], m=[6])
+
+    def both() -> tuple[Any, Any]:
+        got = repo.hot.get_online_features(["v:n", "w:m"], [{"user_id": 1}]).to_dict()
+        return got["n"][0], got["m"][0]
+
+    assert both() == (5, 6)
+    repo.clock.advance(6)
+    loader_functions.answer = ConnectionError("away")
+    repo.write("w", user_id=[1], m=[7], event_time=[datetime(2026, 2, 1, tzinfo=UTC)])
+    assert both() == (5, 7)
+    stats = repo.cache.stats().groups
+    assert (stats["v"].load_errors, stats["w"].load_errors) == (1, 0)
+    assert (stats["v"].last_good, stats["w"].last_good) == (1, 0)
+    repo.clock.advance(6)
+    loader_functions.answer = [{"user_id": 1, "n": 8}]
+    store = repo.cache.runtime.wrapped.store()
+    read = store.online_read
+
+    def failing(*arguments: Any) -> Any:
+        raise ConnectionError("the store is away")
+
+    store.online_read = failing  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError, match="the store is away"):
+        both()
+    store.online_read = read  # type: ignore[method-assign]
+    calls = len(loader_functions.calls)
+    assert both() == (8, 7)
+    assert len(loader_functions.calls) == calls  # what the loader said was kept
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_reads_and_changes_against_a_plain_dict(
     tmp_path: Path, database: Database, seed: int

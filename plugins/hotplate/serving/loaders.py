@@ -126,6 +126,8 @@ class Loaders:
 class LoadedSource:
     """Asks each view's loader, and the wrapped store for the views without one.
 
+    Where one of them fails, the rows of the others are there all the same.
+
     Args:
         loaders: the loaders.
         store: reads the wrapped store.
@@ -135,55 +137,72 @@ class LoadedSource:
         self._loaders = loaders
         self._store = store
 
-    def load(self, requests: Sequence[LoadRequest]) -> list[list[bytes]]:
-        started, stored = self._start(requests)
+    def load(self, requests: Sequence[LoadRequest]) -> Sequence[list[bytes] | Exception]:
+        found: dict[int, list[bytes] | Exception] = {}
+        started, stored = self._start(requests, found)
         try:
-            found = self._store.load(stored) if stored else []
-            loaded = [(loader, request, going.result()) for loader, request, going in started]
+            try:
+                _put(found, stored, self._store.load(stored) if stored else [])
+            except Exception as error:  # noqa: BLE001 - handed on as the answer of its part
+                _put(found, stored, [error] * len(stored))
+            for loader, request, going in started:
+                try:
+                    rows = going.result()
+                except Exception as error:  # noqa: BLE001 - as above
+                    found[id(request)] = error
+                else:
+                    found[id(request)] = rows
+                    self._loaders.keep(loader, request, rows)
         finally:
             _abandon(started)
-        return self._merge(requests, loaded, stored, found)
+        return [found[id(request)] for request in requests]
 
-    async def load_async(self, requests: Sequence[LoadRequest]) -> list[list[bytes]]:
-        started, stored = self._start(requests)
+    async def load_async(
+        self, requests: Sequence[LoadRequest]
+    ) -> Sequence[list[bytes] | Exception]:
+        found: dict[int, list[bytes] | Exception] = {}
+        started, stored = self._start(requests, found)
         try:
-            found = await self._store.load_async(stored) if stored else []
-            loaded = [
-                (loader, request, await going.result_async()) for loader, request, going in started
-            ]
+            try:
+                _put(found, stored, await self._store.load_async(stored) if stored else [])
+            except Exception as error:  # noqa: BLE001 - handed on as the answer of its part
+                _put(found, stored, [error] * len(stored))
+            for loader, request, going in started:
+                try:
+                    rows = await going.result_async()
+                except Exception as error:  # noqa: BLE001 - as above
+                    found[id(request)] = error
+                else:
+                    found[id(request)] = rows
+                    self._loaders.keep(loader, request, rows)
         finally:
             _abandon(started)
-        return self._merge(requests, loaded, stored, found)
+        return [found[id(request)] for request in requests]
 
     def _start(
-        self, requests: Sequence[LoadRequest]
+        self, requests: Sequence[LoadRequest], found: dict[int, list[bytes] | Exception]
     ) -> tuple[list[tuple[Loader, LoadRequest, Loading]], list[LoadRequest]]:
         started: list[tuple[Loader, LoadRequest, Loading]] = []
         stored: list[LoadRequest] = []
-        try:
-            for request in requests:
-                loader = self._loaders.of(request.table)
-                if loader is None:
-                    stored.append(request)
-                else:
-                    started.append((loader, request, loader.start(request)))
-        except BaseException:
-            _abandon(started)
-            raise
+        for request in requests:
+            loader = self._loaders.of(request.table)
+            if loader is None:
+                stored.append(request)
+                continue
+            try:
+                started.append((loader, request, loader.start(request)))
+            except Exception as error:  # noqa: BLE001 - handed on as the answer of its part
+                found[id(request)] = error
         return started, stored
 
-    def _merge(
-        self,
-        requests: Sequence[LoadRequest],
-        loaded: Sequence[tuple[Loader, LoadRequest, list[bytes]]],
-        stored: Sequence[LoadRequest],
-        found: Sequence[list[bytes]],
-    ) -> list[list[bytes]]:
-        rows = {id(request): held for request, held in zip(stored, found, strict=True)}
-        for loader, request, held in loaded:
-            rows[id(request)] = held
-            self._loaders.keep(loader, request, held)
-        return [rows[id(request)] for request in requests]
+
+def _put(
+    found: dict[int, list[bytes] | Exception],
+    requests: Sequence[LoadRequest],
+    answers: Sequence[list[bytes] | Exception],
+) -> None:
+    for request, answer in zip(requests, answers, strict=True):
+        found[id(request)] = answer
 
 
 def _abandon(started: Iterable[tuple[Loader, LoadRequest, Loading]]) -> None:

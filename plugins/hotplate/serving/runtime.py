@@ -232,12 +232,12 @@ class _ChosenSource:
         self._sync: Source | None = None
         self._async: Source | None = None
 
-    def load(self, requests: Sequence[Any]) -> list[list[bytes]]:
+    def load(self, requests: Sequence[Any]) -> Sequence[list[bytes] | Exception]:
         if self._sync is None:
             self._sync = self._choose(self._wrapped.store)
         return self._sync.load(requests)
 
-    async def load_async(self, requests: Sequence[Any]) -> list[list[bytes]]:
+    async def load_async(self, requests: Sequence[Any]) -> Sequence[list[bytes] | Exception]:
         if self._async is None:
             self._async = self._choose(self._wrapped.store_async)
         return await self._async.load_async(requests)
