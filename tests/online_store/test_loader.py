@@ -122,7 +122,8 @@ def test_what_a_loader_does_not_return_is_not_found(tmp_path: Path, database: Da
     rows = [{"merchant_id": "unpriced"}, {"merchant_id": "nobody"}]
     for _ in range(2):
         proto = repo.hot.get_online_features(RISK, rows).proto
-        n, mean = proto.results[1], proto.results[2]
+        names = list(proto.metadata.feature_names.val)
+        n, mean = (proto.results[names.index(name)] for name in ("n", "mean"))
         assert list(n.statuses) == [FieldStatus.PRESENT, FieldStatus.NOT_FOUND]
         assert mean.statuses[1] == FieldStatus.NOT_FOUND
         assert mean.statuses[0] != FieldStatus.NOT_FOUND

@@ -39,7 +39,7 @@ _SHARE_OF_TIME: Final = 0.9
 _PROGRESS_EVERY: Final = 1_000  # SQLite's instructions between two looks at the clock
 _CANCELED: Final = "57014"
 _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
-_HAS_CONNECT_TIMEOUT: Final = frozenset({"psycopg", "psycopg2"})
+_LIBPQ: Final = frozenset({"psycopg", "psycopg2"})
 
 # Engines of a parent process: collecting them in a forked child would close its connections.
 _left_behind: Final[list[Engine]] = []
@@ -154,9 +154,11 @@ class SqlQuery:
     def _engine_of(self, url: URL) -> Engine:
         settings = self._settings
         more: dict[str, Any] = {}
-        if url.get_driver_name() in _HAS_CONNECT_TIMEOUT and "connect_timeout" not in url.query:
+        more_of_engine: dict[str, Any] = {}
+        if url.get_driver_name() in _LIBPQ and "connect_timeout" not in url.query:
             more["connect_timeout"] = max(2, math.ceil(settings.timeout_s))
-        is_postgres = url.get_backend_name() == "postgresql"
+        if url.get_backend_name() == "postgresql":
+            more_of_engine["isolation_level"] = "AUTOCOMMIT"  # `_limited` begins and ends
         return create_engine(
             url,
             poolclass=QueuePool,
@@ -164,7 +166,7 @@ class SqlQuery:
             max_overflow=0,
             hide_parameters=True,
             connect_args=more,
-            execution_options={"postgresql_readonly": True} if is_postgres else {},
+            **more_of_engine,
         )
 
     def close(self) -> None:
@@ -262,8 +264,16 @@ def _limited(connection: Connection, deadline_s: float) -> Iterator[None]:
     """Let the database itself end what runs on this connection before the deadline."""
     left_s = max(0.001, (deadline_s - time.monotonic()) * _SHARE_OF_TIME)
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {max(1, int(left_s * 1_000))}")
-        yield
+        steps = ["BEGIN READ ONLY", f"SET LOCAL statement_timeout = {max(1, int(left_s * 1_000))}"]
+        if connection.dialect.driver in _LIBPQ:
+            steps = ["; ".join(steps)]  # one round trip
+        for step in steps:
+            connection.exec_driver_sql(step)
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                connection.exec_driver_sql("ROLLBACK")
     elif connection.dialect.name == "sqlite":
         ends_s = time.monotonic() + left_s
         driver: Any = connection.connection.driver_connection
