@@ -104,16 +104,16 @@ def test_a_slow_query_ends_in_time_for_the_caller_and_in_the_database(
 
 def test_a_hung_function_costs_the_caller_its_timeout_only(tmp_path: Path) -> None:
     """A function cannot be stopped: the caller goes on, and later ones wait for the turn."""
-    repo = users(tmp_path, timeout="100ms", max_concurrent=1)
-    loader_functions.answer = 1.0
+    repo = users(tmp_path, timeout="500ms", max_concurrent=1)
+    loader_functions.answer = 2.5
     began = time.monotonic()
-    with pytest.raises(LoaderTimeoutError, match=r"did not answer within its timeout of 0.1 s"):
+    with pytest.raises(LoaderTimeoutError, match=r"did not answer within its timeout of 0.5 s"):
         ask(repo, 1)
     with pytest.raises(LoaderTimeoutError, match="none of its 1 turns"):
         ask(repo, 2)
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 2.0
     loader_functions.answer = None
-    time.sleep(1.0)
+    time.sleep(2.0)
     assert ask(repo, 1, 2) == [2, 4]
     assert loader_functions.most_running == 1
     assert [call["user_id"] for call in loader_functions.calls] == [[1], [1, 2]]  # 2 never began
@@ -122,9 +122,9 @@ def test_a_hung_function_costs_the_caller_its_timeout_only(tmp_path: Path) -> No
 def test_last_good_stands_in_for_a_slow_loader(tmp_path: Path) -> None:
     """A timeout is a source error like any other: never kept, and `last_good` may answer."""
     policy = {"ttl": "5s", "jitter": 0, "on_source_error": "last_good 60s"}
-    repo = users(tmp_path, timeout="100ms", ttl_map={"default": policy})
+    repo = users(tmp_path, timeout="500ms", ttl_map={"default": policy})
     assert ask(repo, 1) == [2]
-    loader_functions.answer = 0.5
+    loader_functions.answer = 1.5
     repo.clock.advance(6)
     response = repo.hot.get_online_features(["v:n"], [{"user_id": 1}])
     assert response.to_dict()["n"] == [2]
@@ -132,7 +132,7 @@ def test_last_good_stands_in_for_a_slow_loader(tmp_path: Path) -> None:
     with pytest.raises(LoaderTimeoutError):
         ask(repo, 2)
     loader_functions.answer = None
-    time.sleep(0.6)
+    time.sleep(1.5)
     assert ask(repo, 1, 2) == [2, 4]
 
 

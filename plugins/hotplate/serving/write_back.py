@@ -55,20 +55,21 @@ class WriteBack:
         self._worker.submit(lambda: None).result()
 
     def _write(self, request: LoadRequest, rows: Sequence[bytes], counters: LoaderCounters) -> None:
+        packed = [bytes(PREFIX_BYTES) + row for row in rows]
+        data = [
+            _feast_row(request, key, row)
+            for key, row in zip(request.keys, packed, strict=True)
+            if not is_absent(row)
+        ]
+        if not data:
+            return
         try:
-            data = [
-                _feast_row(request, key, bytes(PREFIX_BYTES) + row)
-                for key, row in zip(request.keys, rows, strict=True)
-                if not is_absent(bytes(PREFIX_BYTES) + row)
-            ]
-            if not data:
-                return
             with self._wrapped.reading():
                 self._wrapped.store().online_write_batch(
                     self._wrapped.current_config(), request.table, data, None
                 )
         except Exception as error:  # noqa: BLE001 - the border: the read was answered already
-            counters.write_back_errors += len(rows)
+            counters.write_back_errors += len(data)
             self._log_once_an_interval(request, error)
         else:
             counters.written_back += len(data)
