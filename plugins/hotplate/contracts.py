@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
 from hotplate.codec import Layout
+from hotplate.durations import NO_LIMIT_NS
 from hotplate.keys import Key, ViewIdentity, has_integer_keys, key_base, make_key
 
-__all__ = ["ABSENT", "MISS", "Freshness", "LoadRequest", "Source", "Tier", "View"]
+__all__ = [
+    "ABSENT",
+    "MISS",
+    "NO_LEASE_NEEDED",
+    "Asked",
+    "Found",
+    "Freshness",
+    "Lease",
+    "LoadRequest",
+    "SharedRows",
+    "Source",
+    "Tier",
+    "View",
+]
 
 
 class _Word(Enum):
@@ -28,10 +42,38 @@ ABSENT: Final = _Word.ABSENT
 """Known not to exist at the source."""
 
 
+class Lease:
+    """Until when this process knows that it has heard of every change.
+
+    Event-coherent rows are served from memory only under a valid lease. The event channel renews
+    it; where nothing else than age bounds a row, the lease never ends.
+
+    Attributes:
+        until_ns: on the cache's clock.
+    """
+
+    __slots__ = ("_on_lapse", "until_ns")
+
+    def __init__(self, until_ns: int, on_lapse: Callable[[], None] = lambda: None) -> None:
+        self.until_ns = until_ns
+        self._on_lapse = on_lapse
+
+    def is_valid(self, now_ns: int) -> bool:
+        """Whether it holds now; where not, whoever renews it is told that it is missed."""
+        if now_ns <= self.until_ns:
+            return True
+        self._on_lapse()
+        return False
+
+
+NO_LEASE_NEEDED: Final = Lease(NO_LIMIT_NS)
+
+
 class Tier(Enum):
     """Where an answer came from."""
 
     MEMORY = "memory"
+    SHARED = "shared"
     SOURCE = "source"
     LAST_GOOD = "last_good"
 
@@ -82,6 +124,57 @@ class LoadRequest:
     view: View
     table: Any
     keys: Sequence[Key]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A key that the shared tier is asked for.
+
+    Attributes:
+        view: whose row.
+        key: which.
+        is_good: whether a row may be served.
+    """
+
+    view: View
+    key: Key
+    is_good: Callable[[bytes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the shared tier has for one key.
+
+    Attributes:
+        row: a row with the stamp it would have here, or None.
+        slot: where a row that is loaded now may be put; None where it may not.
+        is_busy: another process loads it.
+    """
+
+    row: bytes | None = None
+    slot: Any = None
+    is_busy: bool = False
+
+
+class SharedRows(Protocol):
+    """The shared tier, as the engine sees it. No method raises for a fault of the server."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is worth asking now."""
+
+    @property
+    def lease_s(self) -> float:
+        """How long to wait for a load of another process."""
+
+    def look(self, asked: Sequence[Asked], *, is_claimed: bool = True) -> list[Found]:
+        """Find rows; on a miss, take the lease to load."""
+
+    def fill(self, items: Iterable[tuple[Any, bytes, int]]) -> None:
+        """Keep rows: (slot, row, how long it may live in ns)."""
+
+    def release(self, slots: Iterable[Any]) -> None:
+        """Give leases back: the load failed."""
 
 
 class Source(Protocol):

@@ -7,12 +7,14 @@ beside them, and the settings of a store hold its password.
 from __future__ import annotations
 
 __all__ = [
+    "CommandRefused",
     "ConfigError",
     "HotplateError",
     "LoaderError",
     "LoaderTimeoutError",
     "NotACachedStoreError",
     "PolicyError",
+    "ServerError",
 ]
 
 
@@ -58,3 +60,19 @@ class LoaderTimeoutError(LoaderError, TimeoutError):
 
 class NotACachedStoreError(HotplateError, TypeError):
     """A Feast store was given whose online store is not Hotplate's."""
+
+
+class ServerError(HotplateError):
+    """A Redis or Valkey server that processes share cannot be reached, or answers with an error."""
+
+
+class CommandRefused(ServerError):
+    """The server answered with an error: a right is missing, it is read-only, it is full.
+
+    Attributes:
+        code: the first word of the answer, such as `NOPERM`, `READONLY`, `OOM`, `MOVED`.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(message)

@@ -113,16 +113,18 @@ class Hotplate:
         targets = self._targets(name)
         runtime = self.runtime
         if entities is None:
-            return runtime.forget_views([target.view for target in targets])
+            return runtime.forget_views([target.table for target in targets])
         wanted = [entities] if isinstance(entities, Mapping) else list(entities)
         return sum(
-            runtime.domain.invalidate_entities(runtime.project, target.view, target.read(wanted))
+            runtime.forget_entities(target.table, target.read(wanted), is_heard=target.is_heard)
             for target in targets
         )
 
     def clear(self) -> None:
         """Never again serve anything of this project that was read before."""
-        self.runtime.forget_all()
+        runtime = self.runtime
+        views = feature_views_of(self._store.registry, self._store.project)
+        runtime.forget_all(is_heard=any(map(runtime.is_heard, views)))
 
     def _targets(self, name: str) -> list[_Target]:
         """The views that a name stands for, looked up once for each state of the registry."""
@@ -138,7 +140,11 @@ class Hotplate:
     def _look_up(self, name: str) -> list[_Target]:
         views = feature_views_of(self._store.registry, self._store.project)
         group_of = {view.name: read_tags(view.name, view.tags).group for view in views}
-        found = [_Target(view) for view in views if name in (view.name, group_of[view.name])]
+        found = [
+            _Target(view, is_heard=self.runtime.is_heard(view))
+            for view in views
+            if name in (view.name, group_of[view.name])
+        ]
         if not found:
             known = sorted(set(group_of.values()))
             raise KeyError(f"no group or feature view {name!r}; groups: {', '.join(known)}")
@@ -160,10 +166,14 @@ class _Target:
 
     Attributes:
         view: its name.
+        table: Feast's feature view.
+        is_heard: whether other processes listen for its changes.
     """
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: Any, *, is_heard: bool) -> None:
         self.view: str = table.name
+        self.table = table
+        self.is_heard = is_heard
         declared = {field.name: field.dtype.to_value_type() for field in table.entity_columns}
         self._is_entityless = set(declared) == {DUMMY_ENTITY_ID}
         self._columns = [entity_column(name, declared[name]) for name in sorted(declared)]

@@ -13,12 +13,13 @@ not occupy the garbage collector.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
-from feast.protos.feast.types.Value_pb2 import Value
+from feast.protos.feast.types.Value_pb2 import Value, ValueType
 
 __all__ = [
     "EntityShape",
@@ -28,6 +29,7 @@ __all__ = [
     "has_integer_keys",
     "key_base",
     "make_key",
+    "parse_stored_key",
     "shape_and_values",
     "token_of",
     "values_of",
@@ -36,6 +38,15 @@ __all__ = [
 Key: TypeAlias = int | tuple[Any, ...]
 
 _INTEGERS: Final = frozenset({("int64_val",), ("int32_val",)})
+# Feast's type tag in a stored key -> the field of `Value`, and how its bytes are read
+_STORED: Final[dict[int, tuple[str, str | None]]] = {
+    ValueType.INT64: ("int64_val", "<q"),
+    ValueType.INT32: ("int32_val", "<i"),
+    ValueType.UNIX_TIMESTAMP: ("unix_timestamp_val", "<q"),
+    ValueType.STRING: ("string_val", None),
+    ValueType.BYTES: ("bytes_val", None),
+}
+_TWO: Final = struct.Struct("<II")
 _SHIFT: Final = 64
 _HALF: Final = 1 << 63
 
@@ -123,3 +134,38 @@ def entity_key(shape: EntityShape, values: Iterable[Any]) -> EntityKey:
             for kind, value in zip(shape.types, values, strict=True)
         ],
     )
+
+
+def parse_stored_key(raw: bytes, suffix: bytes) -> tuple[EntityShape, tuple[Any, ...]] | None:
+    """Read a key as Feast's Redis store writes it (serialization version 3), or None if it is not.
+
+    Args:
+        raw: the key.
+        suffix: what must follow the entity, to the last byte: the project. A project whose name
+            merely ends alike is another one.
+    """
+    try:
+        count = int.from_bytes(raw[:4], "little")
+        at, names = 4, []
+        for _ in range(count):
+            tag, size = _TWO.unpack_from(raw, at)
+            if tag != ValueType.STRING:
+                return None
+            names.append(raw[at + 8 : at + 8 + size].decode())
+            at += 8 + size
+        kinds, values = [], []
+        for _ in range(count):
+            tag, size = _TWO.unpack_from(raw, at)
+            kind, form = _STORED[tag]
+            held = raw[at + 8 : at + 8 + size]
+            if form is not None:
+                values.append(struct.unpack(form, held)[0])
+            else:
+                values.append(held.decode() if kind == "string_val" else held)
+            kinds.append(kind)
+            at += 8 + size
+    except (struct.error, KeyError, UnicodeDecodeError):
+        return None
+    if raw[at:] != suffix or len(raw) < at:
+        return None
+    return EntityShape(tuple(names), tuple(kinds)), tuple(values)

@@ -16,6 +16,7 @@ Feast wants an online store and its configuration class in one module, which is 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -23,7 +24,6 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from feast import Entity, FeatureService, FeatureView, RepoConfig
-from feast.importer import import_class
 from feast.infra.infra_object import InfraObject
 from feast.infra.online_stores.online_store import OnlineStore
 from feast.infra.registry.base_registry import BaseRegistry
@@ -41,12 +41,12 @@ from hotplate.loaders import LoaderSettings, read_loaders
 from hotplate.policy import PolicyLayers, TTLMap
 from hotplate.serving import feast_path
 from hotplate.serving.lookup import Request, fault_judged, prepare
-from hotplate.serving.policies import check_names, resolve_all
+from hotplate.serving.policies import check_names, no_channel, resolve_all
 from hotplate.serving.response import CachedResponse
 from hotplate.serving.runtime import Runtime
-from hotplate.sizes import parse_bytes
+from hotplate.settings import MemoryConfig, SharedConfig, store_class, without_input
 
-__all__ = ["CachedOnlineStore", "CachedOnlineStoreConfig", "MemoryConfig"]
+__all__ = ["CachedOnlineStore", "CachedOnlineStoreConfig", "MemoryConfig", "SharedConfig"]
 
 _TYPE: Final = "hotplate.online_store.CachedOnlineStore"
 _log = logging.getLogger("hotplate.online_store")
@@ -58,24 +58,6 @@ _ReadRow = tuple[datetime | None, dict[str, ValueProto] | None]
 # Types of the stores wrapped in this process. A store that has had no call yet does not know its
 # own, and what it is asked then (`hasattr`) depends on it.
 _wrapped_types: Final[set[str]] = set()
-
-
-class MemoryConfig(FeastConfigBaseModel):  # type: ignore[misc]
-    """Bounds of the memory tier; a larger one hits more often."""
-
-    max_entries: int = Field(default=1_000_000, gt=0)
-    """Rows held, one a feature view and entity, entities known to be absent included."""
-
-    max_bytes: int = 512_000_000
-    """Bytes held, keys and bookkeeping included; `"512MB"`, `"2GiB"` or a number."""
-
-    absent_share: float = Field(default=0.1, ge=0, le=1)
-    """Share of both that entities known to be absent may take."""
-
-    @field_validator("max_bytes", mode="before")
-    @classmethod
-    def _read_bytes(cls, value: object) -> int:
-        return parse_bytes(value)
 
 
 class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
@@ -101,6 +83,9 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
     """Bounds of the memory tier."""
+
+    shared: SharedConfig | None = None
+    """Where processes hear of each other's changes. Not needed where the store is Redis itself."""
 
     enforce_max_age: bool = False
     """Answer OUTSIDE_MAX_AGE for a value whose event time is past its feature view's own `ttl`."""
@@ -137,7 +122,7 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
         try:
             get_online_config_from_type(kind)(**value)
         except ValidationError as error:
-            raise ConfigError(_without_input(kind, error)) from None
+            raise ConfigError(without_input(kind, error)) from None
         _wrapped_types.add(kind)
         return value
 
@@ -456,7 +441,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         try:
             await store.online_write_batch_async(inner, table, data, progress)
         finally:
-            self.runtime(config).forget_written(table, data)
+            await self.runtime(config).forget_written_async(table, data)
 
     def __getattr__(self, name: str) -> Any:
         # Feast asks whether a store has this method before it uses it; only DynamoDB's does
@@ -466,7 +451,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
 
     def _can_update_in_place(self) -> bool:
         runtime = self.__dict__.get("_runtime")
-        stores = [runtime.wrapped.store()] if runtime else map(_store_class, _wrapped_types)
+        stores = [runtime.wrapped.store()] if runtime else map(store_class, _wrapped_types)
         return any(hasattr(store, "update_online_store_async") for store in stores)
 
     async def _update_online_store_async(
@@ -484,7 +469,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
                 config=inner, table=table, data=data, update_expressions=update_expressions, **more
             )
         finally:
-            self.runtime(config).forget_written(table, data)
+            await self.runtime(config).forget_written_async(table, data)
 
     # -- life cycle -----------------------------------------------------------------------------
 
@@ -503,14 +488,18 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             PolicyError: a policy is contradictory, ambiguous or unknown; the wrapped store was not
                 asked, and a file registry is left as it was (Feast's SQL registry writes before).
             ConfigError: a loader is named as no view and no group.
-            LoaderError: the SQL of a view's loader does not bind the view's entities.
+            LoaderError: a loader cannot load its view.
         """
         runtime = self.runtime(config)
         policies = resolve_all(runtime.layers, tables_to_keep)
-        runtime.loaders.check_views(tables_to_keep)
+        events = {name for name, policy in policies.items() if policy.is_event}
+        heard = events if events and runtime.coherence.is_broadcast() else set()
+        runtime.loaders.check_views(tables_to_keep, heard)
         if not partial:
             check_names(runtime.layers, runtime.loaders, config, tables_to_keep, tables_to_delete)
         for name, policy in policies.items():
+            if policy.is_event and policy.is_cached and runtime.coherence.parts() is None:
+                raise no_channel(name)
             if "ttl" not in policy.origins and not policy.is_never:
                 _log.warning(
                     "group %s has no ttl, so it is not cached: add it, or a default, to "
@@ -528,7 +517,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
                 partial=partial,
             )
         finally:
-            runtime.forget_views([table.name for table in (*tables_to_delete, *tables_to_keep)])
+            runtime.forget_views([*tables_to_delete, *tables_to_keep])
             runtime.plans.clear()
 
     def plan(self, config: RepoConfig, desired_registry_proto: RegistryProto) -> list[InfraObject]:
@@ -546,7 +535,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         try:
             store.teardown(inner, tables, entities)
         finally:
-            runtime.forget_all()
+            runtime.forget_all(is_heard=any(map(runtime.is_heard, tables)))
             runtime.plans.clear()
 
     async def initialize(self, config: RepoConfig) -> None:
@@ -557,7 +546,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     async def close(self) -> None:
         """The feature server stops: close the wrapped store; calling it again does nothing."""
         if self._runtime is not None:
-            self._runtime.loaders.close()
+            await asyncio.to_thread(self._runtime.close)
             await self._runtime.wrapped.close()
 
     # -- documents ------------------------------------------------------------------------------
@@ -571,23 +560,6 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         """Vector and text search, by the wrapped store."""
         store, inner = self._inner(config)
         return store.retrieve_online_documents_v2(inner, *args, **kwargs)
-
-
-def _without_input(kind: str, error: ValidationError) -> str:
-    """What is wrong with a wrapped store's settings, without the settings, which hold passwords."""
-    faults = "; ".join(
-        f"{'.'.join(map(str, ('online_store.store', *fault['loc'])))}: {fault['msg']}"
-        for fault in error.errors(include_input=False, include_context=False, include_url=False)
-    )
-    return f"{faults}. Write the {kind} store as it was before under online_store."
-
-
-def _store_class(kind: str) -> type:
-    config = get_online_config_from_type(kind)
-    found: type = import_class(
-        config.__module__, config.__name__.removesuffix("Config"), "OnlineStore"
-    )
-    return found
 
 
 def _copy(names: list[str] | None) -> list[str] | None:

@@ -29,6 +29,7 @@ from hotplate.errors import PolicyError
 
 __all__ = [
     "DEFAULT",
+    "PRESETS",
     "SETTINGS",
     "CachePolicy",
     "PolicyLayers",
@@ -47,6 +48,7 @@ SETTINGS: Final = (
     "jitter",
     "stale_while_revalidate",
     "on_source_error",
+    "coherence",
     "cache",
 )
 _DURATIONS: Final = ("ttl", "negative_ttl", "stale_while_revalidate")
@@ -55,8 +57,22 @@ _JITTER: Final = 0.1
 _FIX: Final = {
     "jitter": "Write a share of the ttl from 0% up to, not including, 100%, such as '10%'.",
     "on_source_error": "Write 'raise', or 'last_good 10m' to serve the last value up to that age.",
+    "coherence": "Write 'ttl', 'event' or 'never'.",
     "cache": "Write 'cached' or 'never'.",
 }
+PRESETS: Final[Mapping[str, Mapping[str, str]]] = {
+    "profile": {
+        "ttl": "5m",
+        "negative_ttl": "30s",
+        "stale_while_revalidate": "1m",
+        "on_source_error": "last_good 1h",
+        "coherence": "ttl",
+    },
+    "session": {"ttl": "30s", "negative_ttl": "1s", "coherence": "event"},
+    "blocked_list": {"coherence": "never"},
+}
+"""The usual cases, from what changes rarely to what must never be a moment late."""
+
 _DURATION_FIX: Final = (
     "Write a duration such as '30s', '5m', '0s' (keep nothing) or 'none' (no limit)."
 )
@@ -78,7 +94,11 @@ class CachePolicy(BaseModel):
             reloaded in the background. It never extends the `ttl`. Default off.
         on_source_error: `"raise"` (default), or `"last_good 10m"`: when the source fails, serve
             the last value read from it up to that age.
+        coherence: `"ttl"` (default): changes made by other processes are seen when the ttl ends.
+            `"event"`: within milliseconds, or the source is read; the ttl still holds. `"never"`:
+            never from the cache.
         cache: `"cached"` (default) or `"never"`.
+        preset: one of `PRESETS`; what is set beside it wins.
 
     Raises:
         PolicyError: a setting is unknown, malformed, or contradicts another.
@@ -91,17 +111,26 @@ class CachePolicy(BaseModel):
     jitter: float | None = None
     stale_while_revalidate: int | None = None
     on_source_error: str | None = None
+    coherence: str | None = None
     cache: str | None = None
 
     def __init__(self, **settings: Any) -> None:
         # pydantic's own message names a field of a model; a user needs the group, the key and a fix
         group = str(settings.pop("_group", "(no name yet)"))
+        settings = _with_preset(group, settings)
         try:
             super().__init__(**settings)
         except ValidationError as error:
             raise _as_policy_error(group, error) from None
+        said = self.settings()
+        if said.get("coherence") == "event" and said.get("cache") == "never":
+            raise PolicyError(
+                group=group,
+                key="coherence",
+                problem="'event' has no meaning beside cache: 'never'",
+                fix="Leave one of them out.",
+            )
         if self.ttl is not None:
-            said = self.settings()
             _complete(group, said, dict.fromkeys(said, "in one policy"))
 
     @field_validator(*_DURATIONS, mode="before")
@@ -119,6 +148,13 @@ class CachePolicy(BaseModel):
     def _read_on_source_error(cls, value: object) -> str:
         limit_ns = _parse_on_source_error(value)
         return "raise" if limit_ns is None else f"last_good {format_duration(limit_ns)}"
+
+    @field_validator("coherence", mode="before")
+    @classmethod
+    def _read_coherence(cls, value: object) -> str:
+        if value not in ("ttl", "event", "never"):
+            raise ValueError(f"{value!r} is unknown")
+        return str(value)
 
     @field_validator("cache", mode="before")
     @classmethod
@@ -147,6 +183,18 @@ class CachePolicy(BaseModel):
         return f"CachePolicy({said})"
 
     __str__ = __repr__
+
+
+def _with_preset(group: str, settings: dict[str, Any]) -> dict[str, Any]:
+    name = settings.get("preset")
+    if name is None:
+        return settings
+    if name not in PRESETS:
+        near = difflib.get_close_matches(str(name), PRESETS, n=1)
+        known = ", ".join(PRESETS)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known presets: {known}."
+        raise PolicyError(group=group, key="preset", problem=f"{name!r} is unknown", fix=hint)
+    return {**PRESETS[name], **{key: value for key, value in settings.items() if key != "preset"}}
 
 
 def _parse_share(value: object) -> float:
@@ -189,8 +237,9 @@ def _as_policy_error(group: str, error: ValidationError) -> PolicyError:
 
 
 def _unknown_setting(group: str, key: str) -> PolicyError:
-    near = difflib.get_close_matches(key, SETTINGS, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known settings: {', '.join(SETTINGS)}."
+    known = (*SETTINGS, "preset")
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known settings: {', '.join(known)}."
     return PolicyError(group=group, key=key, problem="is not a setting", fix=hint)
 
 
@@ -346,6 +395,7 @@ class ResolvedPolicy:
     Attributes:
         last_good_ns: the greatest age at which the last value may stand in for a failing source,
             or None where the source's error reaches the caller.
+        is_event: whether changes made by other processes are heard of.
         origins: setting -> where it was said.
     """
 
@@ -356,6 +406,7 @@ class ResolvedPolicy:
     stale_while_revalidate_ns: int
     last_good_ns: int | None
     is_never: bool
+    is_event: bool = False
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -373,6 +424,7 @@ class ResolvedPolicy:
             "on_source_error": "raise"
             if self.last_good_ns is None
             else f"last_good {format_duration(self.last_good_ns)}",
+            "coherence": "never" if self.is_never else "event" if self.is_event else "ttl",
             "cache": "never" if self.is_never else "cached",
         }
 
@@ -466,7 +518,8 @@ def _complete(group: str, said: dict[str, Any], origins: dict[str, str]) -> Reso
         jitter=said.get("jitter", _JITTER),
         stale_while_revalidate_ns=_complete_revalidation(group, said, origins, ttl_ns),
         last_good_ns=_complete_last_good(group, said, origins, ttl_ns),
-        is_never=said.get("cache") == "never",
+        is_never=said.get("cache") == "never" or said.get("coherence") == "never",
+        is_event=said.get("coherence") == "event",
         origins=origins,
     )
 

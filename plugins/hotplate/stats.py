@@ -16,12 +16,14 @@ __all__ = [
     "AGE_BOUNDS_S",
     "AgeHistogram",
     "CacheStats",
+    "ChannelStats",
     "GroupCounters",
     "GroupStats",
     "HitCounter",
     "LoaderCounters",
     "LoaderStats",
     "PassedCounters",
+    "SharedStats",
 ]
 
 # Upper bounds of the age histogram, seconds: a millisecond to a day, about a factor of 3 apart.
@@ -140,11 +142,13 @@ class AgeHistogram:
 _COUNTS: Final = (
     "hits_memory",
     "hits_absent",
+    "hits_shared",
     "last_good",
     "coalesced",
     "misses_cold",
     "misses_expired",
     "misses_never",
+    "misses_channel",
     "loads",
     "load_errors",
     "fills_refused",
@@ -174,11 +178,13 @@ class GroupCounters:
 
     hits_memory: int
     hits_absent: int
+    hits_shared: int
     last_good: int
     coalesced: int
     misses_cold: int
     misses_expired: int
     misses_never: int
+    misses_channel: int
     loads: int
     load_errors: int
     fills_refused: int
@@ -215,9 +221,11 @@ class GroupStats:
     Attributes:
         hits_memory: reads answered from a row in memory.
         hits_absent: reads answered from memory: the entity is known to be absent.
+        hits_shared: keys that memory did not have and the shared tier did.
         misses_cold: reads of a key that was not in memory.
         misses_expired: reads of a key whose row was past its bound.
         misses_never: reads that the policy excludes from caching (`cache: never`, `ttl: 0s`).
+        misses_channel: reads of an event-coherent group while the event channel was not whole.
         coalesced: misses answered by a load that another request had begun.
         last_good: misses answered past the ttl: the source failed and the policy allows it.
         loads: keys read from the source, refreshes included.
@@ -236,11 +244,13 @@ class GroupStats:
 
     hits_memory: int
     hits_absent: int
+    hits_shared: int
     last_good: int
     coalesced: int
     misses_cold: int
     misses_expired: int
     misses_never: int
+    misses_channel: int
     loads: int
     load_errors: int
     fills_refused: int
@@ -264,7 +274,7 @@ class GroupStats:
     @property
     def misses(self) -> int:
         """Reads that memory could not answer."""
-        return self.misses_cold + self.misses_expired + self.misses_never
+        return self.misses_cold + self.misses_expired + self.misses_never + self.misses_channel
 
     @property
     def reads(self) -> int:
@@ -275,6 +285,58 @@ class GroupStats:
     def hit_rate(self) -> float:
         """Share of reads answered from memory; 0 before the first read."""
         return self.hits / self.reads if self.reads else 0.0
+
+
+@dataclass(frozen=True)
+class ChannelStats:
+    """What the event channel has seen.
+
+    Attributes:
+        is_whole: whether everything changed until a moment ago has been heard.
+        sessions: how often it was set up, the first time included.
+        gaps: how often all event-coherent rows were forgotten, because something may be missed.
+        keys_heard: changed keys that the server broadcast.
+        changes_heard: changes that other processes announced.
+        announced: messages sent to other processes.
+        announce_errors: attempts to send that failed; they are repeated.
+        pending: messages that still wait to be sent.
+        last_error: why the last session ended or could not begin; None if none did.
+    """
+
+    is_whole: bool
+    sessions: int
+    gaps: int
+    keys_heard: int
+    changes_heard: int
+    announced: int
+    announce_errors: int
+    pending: int
+    last_error: str | None
+
+
+@dataclass(frozen=True)
+class SharedStats:
+    """What the shared tier has seen.
+
+    Attributes:
+        is_usable: whether it is asked; not while its breaker is open.
+        opened: how often the breaker opened.
+        errors: exchanges that failed or took too long.
+        rejected: entries that did not verify: garbage, another schema, a clock that went back.
+        too_large: rows not put there for their size.
+        fills_refused: rows not kept, because an invalidation came in between.
+        owed: invalidations that wait for the server; until then it is not asked.
+        last_error: the last thing that went wrong; None if nothing did.
+    """
+
+    is_usable: bool
+    opened: int
+    errors: int
+    rejected: int
+    too_large: int
+    fills_refused: int
+    owed: int
+    last_error: str | None
 
 
 @dataclass(frozen=True)
@@ -290,6 +352,8 @@ class CacheStats:
             wrapped store that answers whole requests and has no rows to keep (Feast's remote one).
         cache_faults: errors of the cache itself; each was answered from the source.
         loaders: counts of each loader, by its name in feature_store.yaml.
+        channel: what the event channel has seen; None where there is none.
+        shared: what the shared tier has seen; None where there is none.
     """
 
     groups: Mapping[str, GroupStats]
@@ -299,3 +363,5 @@ class CacheStats:
     requests_passed: Mapping[str, int] = field(default_factory=dict)
     cache_faults: int = 0
     loaders: Mapping[str, LoaderStats] = field(default_factory=dict)
+    channel: ChannelStats | None = None
+    shared: SharedStats | None = None

@@ -15,6 +15,7 @@ from feast.types import Int64
 
 from hotplate import ConfigError, LoaderError, of
 from hotplate.cli import main
+from hotplate.embedded import EmbeddedServer
 from hotplate.errors import HotplateError
 from hotplate.loaders import read_loaders
 
@@ -117,6 +118,18 @@ def test_a_view_without_entities_is_refused(tmp_path: Path) -> None:
     repo = repo_of(tmp_path, {"v": {"sql": "SELECT 1 AS n", "url": URL}})
     with pytest.raises(LoaderError, match="has no entity"):
         repo.apply(repo.view("v", {"n": Int64}, []))
+
+
+def test_write_back_is_refused_where_it_would_be_heard_as_a_change(
+    tmp_path: Path, redis: EmbeddedServer
+) -> None:
+    """An event-coherent group around Redis would forget each row as it is loaded."""
+    online = {"type": "redis", "connection_string": redis.connection_string}
+    repo = repo_of(tmp_path, {"v": {"function": FUNCTION, "write_back": True}}, online)
+    tags = {"hotplate.ttl": "5s", "hotplate.coherence": "event"}
+    with pytest.raises(LoaderError, match="every load would be heard as a change"):
+        repo.apply(USER, repo.view("v", {"n": Int64}, tags=tags))
+    repo.apply(USER, repo.view("v", {"n": Int64}))
 
 
 def test_an_unknown_name_is_refused_at_apply(tmp_path: Path) -> None:

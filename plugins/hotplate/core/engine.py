@@ -26,160 +26,35 @@ References: singleflight of Go's x/sync; leases in Nishtala et al., "Scaling Mem
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 from hotplate.clock import Clock
-from hotplate.codec import PREFIX_BYTES, is_absent, stamp_of
-from hotplate.contracts import LoadRequest, Source, Tier, View
+from hotplate.codec import is_absent, stamp_of
+from hotplate.contracts import (
+    Asked,
+    Found,
+    LoadRequest,
+    SharedRows,
+    Source,
+    Tier,
+    View,
+)
 from hotplate.core.flights import Flight, Flights
 from hotplate.core.refresh import Refresher
-from hotplate.durations import NO_LIMIT_NS
+from hotplate.core.request import Answer, Bound, Reading, Want
+from hotplate.core.steps import CallStep, LoadStep, PauseStep, Steps, WaitStep, run, run_async
 from hotplate.invalidation.local import Domain
 from hotplate.keys import Key
-from hotplate.policy import ResolvedPolicy
 from hotplate.stats import GroupCounters
 from hotplate.tiers.memory import EvictionCause, MemoryBounds, MemoryTier
 
-__all__ = ["Answer", "Bound", "Engine", "LoadStep", "WaitStep", "Want"]
+__all__ = ["Answer", "Bound", "Engine", "Want"]
 
 
-class Bound:
-    """A policy as the two numbers that a read compares with.
-
-    Attributes:
-        policy: the policy.
-        surely_fresh_ns: an age up to which a row is fresh whatever its jitter, and not yet due for
-            a refresh; -1 where nothing may be served from memory.
-    """
-
-    __slots__ = ("policy", "surely_fresh_ns")
-
-    def __init__(self, policy: ResolvedPolicy) -> None:
-        self.policy = policy
-        if not policy.is_cached:
-            self.surely_fresh_ns = -1
-        elif policy.ttl_ns >= NO_LIMIT_NS:
-            self.surely_fresh_ns = NO_LIMIT_NS
-        else:
-            shortest = policy.ttl_ns - int(policy.ttl_ns * policy.jitter)
-            self.surely_fresh_ns = max(0, shortest - policy.stale_while_revalidate_ns)
-
-    def expiry_ns(self, row: bytes) -> int:
-        """The age at which this row may no longer be served."""
-        policy = self.policy
-        ttl_ns = policy.negative_ttl_ns if is_absent(row) else policy.ttl_ns
-        if ttl_ns >= NO_LIMIT_NS:
-            return NO_LIMIT_NS
-        return ttl_ns - int(ttl_ns * policy.jitter) * row[PREFIX_BYTES - 1] // 255
-
-    def threshold(self, now_ns: int) -> bytes:
-        """What a row's bytes must exceed for the row to be surely fresh at `now_ns`."""
-        oldest = now_ns - self.surely_fresh_ns
-        return oldest.to_bytes(8, "big") if oldest > 0 else b""
-
-    def is_refresh_due(self, row: bytes, age_ns: int) -> bool:
-        """Whether a row that is still fresh should be reloaded in the background."""
-        swr_ns = self.policy.stale_while_revalidate_ns
-        return bool(swr_ns) and not is_absent(row) and age_ns > self.expiry_ns(row) - swr_ns
-
-
-@dataclass(slots=True)
-class Want:
-    """What one request wants of one view: a row a key, in order, duplicates included."""
-
-    view: View
-    table: Any
-    bound: Bound
-    counters: GroupCounters
-    keys: Sequence[Key]
-
-
-@dataclass(slots=True)
-class Answer:
-    """Rows for each want, in the order of its keys.
-
-    Attributes:
-        rows: per want, per key.
-        now_ns: when it was ready; ages and deadlines are meant as of then.
-        origins: where rows came from that did not come from memory.
-    """
-
-    rows: list[list[bytes]]
-    now_ns: int
-    origins: dict[Key, Tier] = field(default_factory=dict)
-    wants: Sequence[Want] = ()
-
-    def tiers(self, index: int) -> list[Tier]:
-        """Where each row of a want came from."""
-        return [self.origins.get(key, Tier.MEMORY) for key in self.wants[index].keys]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadStep:
-    """Ask the source; the driver sends back its rows."""
-
-    requests: Sequence[LoadRequest]
-
-
-@dataclass(frozen=True, slots=True)
-class WaitStep:
-    """Wait until a flight ends."""
-
-    flight: Flight
-
-
-_T = TypeVar("_T")
-Steps: TypeAlias = Generator[LoadStep | WaitStep, Any, _T]
-
-
-class _Reading:
-    """The state of one read: what was found, what is missing, where it came from.
-
-    Attributes:
-        began_ns: when the request came.
-        now_ns: when its rows were last judged; later than that once it had to wait.
-    """
-
-    __slots__ = (
-        "answer_of",
-        "began_ns",
-        "is_async",
-        "is_refresh",
-        "missing",
-        "now_ns",
-        "origins",
-        "refresh",
-        "wants",
-    )
-
-    def __init__(
-        self,
-        wants: Sequence[Want],
-        now_ns: int,
-        *,
-        is_async: bool = False,
-        is_refresh: bool = False,
-    ) -> None:
-        self.wants = wants
-        self.is_async = is_async
-        self.is_refresh = is_refresh
-        self.began_ns = now_ns
-        self.now_ns = now_ns
-        self.answer_of: dict[Key, bytes] = {}
-        self.missing: dict[Key, Want] = {}
-        self.origins: dict[Key, Tier] = {}
-        self.refresh: dict[Key, Want] = {}
-
-    def answer(self) -> Answer:
-        found = self.answer_of
-        return Answer(
-            [[found[key] for key in want.keys] for want in self.wants],
-            self.now_ns,
-            self.origins,
-            self.wants,
-        )
+_PAUSE_S: Final = 0.002
+_PAUSE_MAX_S: Final = 0.02
 
 
 class Engine:
@@ -190,10 +65,19 @@ class Engine:
         domain: the caches that forget together.
         bounds: of the memory tier.
         clock: where ages come from.
+        shared: the shared tier, or None where there is none.
     """
 
-    def __init__(self, source: Source, domain: Domain, bounds: MemoryBounds, clock: Clock) -> None:
+    def __init__(
+        self,
+        source: Source,
+        domain: Domain,
+        bounds: MemoryBounds,
+        clock: Clock,
+        shared: Callable[[], SharedRows | None] = lambda: None,
+    ) -> None:
         self.source = source
+        self._shared = shared
         self.domain = domain
         self.clock = clock
         self.memory = MemoryTier(bounds, self._count_added, self._count_removed)
@@ -253,7 +137,7 @@ class Engine:
         return await run_async(self._read(wants, now_ns, is_async=True), self.source)
 
     def _read(self, wants: Sequence[Want], now_ns: int, *, is_async: bool) -> Steps[Answer]:
-        reading = _Reading(wants, now_ns, is_async=is_async)
+        reading = Reading(wants, now_ns, is_async=is_async)
         for want in wants:
             self._look(reading, want)
         while reading.missing:
@@ -265,12 +149,17 @@ class Engine:
             self._submit_refresh(reading.refresh)
         return reading.answer()
 
-    def _look(self, reading: _Reading, want: Want) -> None:
+    def _look(self, reading: Reading, want: Want) -> None:
         """Find a want's keys in memory; note what is missing and what is due for a refresh."""
         bound, counters, found = want.bound, want.counters, reading.answer_of
         if not bound.policy.is_cached:
             for key in want.keys:
                 counters.misses_never += 1
+                reading.missing[key] = want
+            return
+        if not bound.lease.is_valid(reading.now_ns):
+            for key in want.keys:
+                counters.misses_channel += 1
                 reading.missing[key] = want
             return
         for key in want.keys:
@@ -293,7 +182,7 @@ class Engine:
             if bound.is_refresh_due(row, reading.now_ns - stamp_of(row)):
                 reading.refresh[key] = want
 
-    def _look_again(self, reading: _Reading) -> None:
+    def _look_again(self, reading: Reading) -> None:
         """After a wait: what was found in memory, or came by another's load, may have expired."""
         reading.now_ns = self.clock.now_ns()
         for want in reading.wants:
@@ -308,12 +197,17 @@ class Engine:
                     reading.missing[key] = want
 
     @staticmethod
-    def _is_good(row: bytes, bound: Bound, reading: _Reading) -> bool:
+    def _is_good(row: bytes, bound: Bound, reading: Reading) -> bool:
         """Whether a row is fresh, or was read from the source since the request came."""
         stamp_ns = stamp_of(row)
-        return stamp_ns >= reading.began_ns or reading.now_ns - stamp_ns <= bound.expiry_ns(row)
+        return stamp_ns >= reading.began_ns or (
+            reading.now_ns - stamp_ns <= bound.expiry_ns(row)
+            and bound.lease.is_valid(reading.now_ns)
+        )
 
     def _fresh(self, key: Key, bound: Bound, now_ns: int) -> bytes | None:
+        if not bound.lease.is_valid(now_ns):
+            return None
         row = self.memory.get(key)
         if row is None:
             row = self.memory.get_absent(key)
@@ -323,7 +217,7 @@ class Engine:
 
     # -- loading --------------------------------------------------------------------------------
 
-    def _load_missing(self, reading: _Reading, missing: dict[Key, Want]) -> Steps[None]:
+    def _load_missing(self, reading: Reading, missing: dict[Key, Want]) -> Steps[None]:
         shared = {key for key, want in missing.items() if want.bound.policy.is_cached}
         own, others = self.flights.board(shared, is_async=reading.is_async)
         try:
@@ -347,12 +241,17 @@ class Engine:
                 own.crash(None)
 
     def _load_own(
-        self, reading: _Reading, flight: Flight | None, to_load: dict[Key, Want]
+        self, reading: Reading, flight: Flight | None, to_load: dict[Key, Want]
     ) -> Steps[None]:
         rows: dict[Key, bytes] = dict(flight.rows) if flight is not None else {}
+        tiers: dict[Key, Tier] = {}
         try:
             if to_load:
-                yield from self._ask_source(to_load, rows)
+                shared = self._shared()
+                if shared is None or not shared.is_usable:
+                    yield from self._ask_source(to_load, rows)
+                else:
+                    yield from self._ask_shared(shared, reading, to_load, rows, tiers)
         except BaseException as error:
             is_sources = isinstance(error, Exception)
             if flight is not None:
@@ -369,7 +268,108 @@ class Engine:
             flight.land(rows)
         for key in to_load:
             reading.answer_of[key] = rows[key]
-            reading.origins[key] = Tier.SOURCE
+            reading.origins[key] = tiers.get(key, Tier.SOURCE)
+
+    def _ask_shared(
+        self,
+        shared: SharedRows,
+        reading: Reading,
+        to_load: dict[Key, Want],
+        rows: dict[Key, bytes],
+        tiers: dict[Key, Tier],
+    ) -> Steps[None]:
+        """Take rows that other processes loaded, load what none of them has or is loading.
+
+        Args:
+            shared: the shared tier.
+            reading: the request.
+            to_load: what it wants.
+            rows: where the rows are put.
+            tiers: where it is put which of them came from the shared tier.
+        """
+        waiting = {key: want for key, want in to_load.items() if _is_shareable(want, reading)}
+        to_ask = {key: want for key, want in to_load.items() if key not in waiting}
+        give_up_ns = self.clock.now_ns() + int(shared.lease_s * 1e9)
+        pause_s = _PAUSE_S
+        while waiting or to_ask:
+            slots: dict[Key, Any] = {}
+            if waiting:
+                versions = {key: self.memory.version(key) for key in waiting}
+                found = yield self._look_shared(shared, reading, waiting)
+                taken = self._take_shared(found, waiting, versions)
+                rows |= taken
+                tiers |= dict.fromkeys(taken, Tier.SHARED)
+                busy: dict[Key, Want] = {}
+                for (key, want), one in zip(waiting.items(), found, strict=True):
+                    if one.is_busy:
+                        busy[key] = want
+                    elif one.row is None:
+                        to_ask[key] = want
+                        if one.slot is not None:
+                            slots[key] = one.slot
+                waiting = busy
+            if to_ask:
+                yield from self._load_for_all(shared, to_ask, slots, rows)
+                to_ask = {}
+            elif waiting:
+                yield PauseStep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            if waiting and (self.clock.now_ns() > give_up_ns or not shared.is_usable):
+                to_ask, waiting = waiting, {}  # whoever loads it takes too long
+
+    def _look_shared(
+        self, shared: SharedRows, reading: Reading, wanted: Mapping[Key, Want]
+    ) -> CallStep:
+        def is_good_for(bound: Bound) -> Callable[[bytes], bool]:
+            def is_good(row: bytes) -> bool:
+                age_ns = self.clock.now_ns() - stamp_of(row)
+                if reading.is_refresh and bound.is_refresh_due(row, age_ns):
+                    return False
+                return age_ns <= bound.expiry_ns(row)
+
+            return is_good
+
+        asked = [Asked(want.view, key, is_good_for(want.bound)) for key, want in wanted.items()]
+        return CallStep(partial(shared.look, asked, is_claimed=not reading.is_refresh))
+
+    def _take_shared(
+        self, found: Sequence[Found], wanted: Mapping[Key, Want], versions: Mapping[Key, int]
+    ) -> dict[Key, bytes]:
+        """Keep the rows that the shared tier had, with the age they have."""
+        taken: dict[Key, bytes] = {}
+        items = []
+        for (key, want), one in zip(wanted.items(), found, strict=True):
+            if one.row is not None:
+                taken[key] = one.row
+                want.counters.hits_shared += 1
+                items.append((key, one.row, versions[key]))
+        if items:
+            self.memory.fill(items, self.domain.is_current)
+        return taken
+
+    def _load_for_all(
+        self,
+        shared: SharedRows,
+        to_ask: dict[Key, Want],
+        slots: dict[Key, Any],
+        rows: dict[Key, bytes],
+    ) -> Steps[None]:
+        """Load keys, and put into the shared tier those that this process was to load."""
+        try:
+            yield from self._ask_source(to_ask, rows)
+        except Exception:
+            if slots:
+                yield CallStep(partial(shared.release, list(slots.values())))
+            raise
+        now_ns = self.clock.now_ns()
+        items = [
+            (slot, rows[key], life_ns)
+            for key, slot in slots.items()
+            if (life_ns := to_ask[key].bound.expiry_ns(rows[key]) - now_ns + stamp_of(rows[key]))
+            > 0
+        ]
+        if items:
+            yield CallStep(partial(shared.fill, items))
 
     def _ask_source(
         self, to_load: dict[Key, Want], rows: dict[Key, bytes]
@@ -418,7 +418,7 @@ class Engine:
             raise failed[0]
 
     def _take_landed(
-        self, reading: _Reading, flight: Flight, wanted: dict[Key, Want], asked: Iterable[Key]
+        self, reading: Reading, flight: Flight, wanted: dict[Key, Want], asked: Iterable[Key]
     ) -> None:
         """Use what another request's flight brought, or ask again."""
         if flight.error is not None and flight.keys <= set(asked):
@@ -437,7 +437,7 @@ class Engine:
                 reading.origins[key] = Tier.SOURCE
 
     def _take_last_good(
-        self, reading: _Reading, wanted: Mapping[Key, Want], error: BaseException
+        self, reading: Reading, wanted: Mapping[Key, Want], error: BaseException
     ) -> bool:
         """Let the last value stand in for a failing source, where every policy allows it."""
         if reading.is_refresh:
@@ -479,7 +479,7 @@ class Engine:
         for want in to_load.values():
             want.counters.refreshes += 1
         try:
-            run(self._load_own(_Reading((), now_ns, is_refresh=True), flight, to_load), self.source)
+            run(self._load_own(Reading((), now_ns, is_refresh=True), flight, to_load), self.source)
         except Exception:
             for want in to_load.values():
                 want.counters.refresh_errors += 1
@@ -505,41 +505,6 @@ class Engine:
         self.refresher.restart_after_fork()
 
 
-def run(steps: Steps[_T], source: Source) -> _T:
-    """Drive a read on this thread."""
-    send: Any = None
-    throw: BaseException | None = None
-    while True:
-        try:
-            step = steps.send(send) if throw is None else steps.throw(throw)
-        except StopIteration as end:
-            result: _T = end.value
-            return result
-        send, throw = None, None
-        try:
-            if isinstance(step, LoadStep):
-                send = source.load(step.requests)
-            else:
-                step.flight.wait()
-        except BaseException as error:  # noqa: BLE001 - handed to the generator, which decides
-            throw = error
-
-
-async def run_async(steps: Steps[_T], source: Source) -> _T:
-    """Drive a read on the running event loop."""
-    send: Any = None
-    throw: BaseException | None = None
-    while True:
-        try:
-            step = steps.send(send) if throw is None else steps.throw(throw)
-        except StopIteration as end:
-            result: _T = end.value
-            return result
-        send, throw = None, None
-        try:
-            if isinstance(step, LoadStep):
-                send = await source.load_async(step.requests)
-            else:
-                await step.flight.wait_async()
-        except BaseException as error:  # noqa: BLE001 - handed to the generator, which decides
-            throw = error
+def _is_shareable(want: Want, reading: Reading) -> bool:
+    bound = want.bound
+    return bound.policy.is_cached and bound.lease.is_valid(reading.now_ns)

@@ -102,10 +102,14 @@ class Domain:
         for view in views:
             by_shape.setdefault(view.identity.shape, []).append(view)
         keys = [view.key(values) for shape, values in entities for view in by_shape.get(shape, ())]
+        self.invalidate_keys(keys)
+        return len(keys)
+
+    def invalidate_keys(self, keys: Sequence[Key]) -> None:
+        """Forget keys everywhere."""
         if keys:
             for member in self._all_members():
                 member.forget_keys(keys)
-        return len(keys)
 
     def invalidate_views(self, views: Iterable[View]) -> None:
         """Forget everything of these views: their keys get a new token."""

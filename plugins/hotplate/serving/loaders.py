@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hotplate.clock import Clock
 from hotplate.contracts import LoadRequest, Source
-from hotplate.errors import ConfigError
+from hotplate.errors import ConfigError, LoaderError
 from hotplate.loaders import LoaderSettings
 from hotplate.policy import GROUP_TAG
 from hotplate.serving.wrapped import WrappedStore
@@ -73,17 +73,31 @@ class Loaders:
                     f"feature repo. {hint}"
                 )
 
-    def check_views(self, views: Iterable[Any]) -> None:
-        """Refuse SQL that does not bind the entities of a view it is to load.
+    def check_views(self, views: Iterable[Any], heard: Collection[str] = ()) -> None:
+        """Refuse loaders that cannot load their views.
+
+        Args:
+            views: the feature views.
+            heard: groups that forget what is written into the wrapped store, whoever writes it.
 
         Raises:
-            LoaderError: for the first such view.
+            LoaderError: the SQL does not bind a view's entities, or what is written back would be
+                heard as a change of what was just loaded.
         """
         for view in views:
             loader = self.of(view)
-            if loader is not None and loader.settings.sql is not None:
+            if loader is None:
+                continue
+            if loader.settings.sql is not None:
                 join_keys = sorted(field.name for field in view.entity_columns)
                 entity_parameter(view.name, loader.settings.sql, join_keys)
+            if loader.settings.write_back and _group_of(view) in heard:
+                raise LoaderError(
+                    view=view.name,
+                    problem="with write_back and 'coherence: event' around Redis, every load would "
+                    "be heard as a change and forgotten",
+                    fix="Leave out one of the two.",
+                )
 
     def note_written(self, table: Any) -> None:
         """Say once that what was written into a view with a loader is not what reads answer."""

@@ -29,7 +29,7 @@ from feast.protos.feast.serving.ServingService_pb2 import (
 from feast.value_type import ValueType
 
 from hotplate.codec import kind_of
-from hotplate.contracts import View
+from hotplate.contracts import NO_LEASE_NEEDED, View
 from hotplate.core.engine import Bound, Want
 from hotplate.keys import Key
 from hotplate.stats import AGE_SAMPLE, GroupCounters, HitCounter
@@ -175,6 +175,7 @@ class Plan:
         "groups",
         "hits",
         "is_enforced",
+        "lease",
         "names",
         "names_field",
     )
@@ -196,6 +197,9 @@ class Plan:
             metadata=GetOnlineFeaturesResponseMetadata(feature_names=FeatureList(val=self.names))
         ).SerializeToString()
         self.is_enforced = any(group.max_age_us for group in groups)
+        # one for all groups: a cache has one channel
+        leases = [group.bound.lease for group in groups]
+        self.lease = next((one for one in leases if one is not NO_LEASE_NEEDED), NO_LEASE_NEEDED)
         self.hits = HitCounter()
         for group in groups:
             group.counters.add_plan(self, self.hits)
@@ -206,6 +210,8 @@ class Plan:
         self, columns: Sequence[Sequence[Any]], count: int, now_ns: int
     ) -> list[list[bytes]] | None:
         """The rows of every group, where all of them are in memory and surely fresh; else None."""
+        if now_ns > self.lease.until_ns:
+            return None
         get = self._get
         found: list[list[bytes]] = []
         threshold = b""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from feast import FeatureStore, RepoConfig
 from feast.infra.registry.base_registry import BaseRegistry
 
+from hotplate.contracts import NO_LEASE_NEEDED, Lease
 from hotplate.core.engine import Bound
 from hotplate.errors import HotplateError, PolicyError
 from hotplate.policy import PolicyLayers, ResolvedPolicy, TaggedPolicy, TTLMap, read_tags
 from hotplate.serving.loaders import Loaders
 
-__all__ = ["PolicyBook", "check_names", "feature_views_of", "resolve_all"]
+__all__ = ["PolicyBook", "check_names", "feature_views_of", "no_channel", "resolve_all"]
 
 _READ_EVERY_NS: Final = 10_000_000_000
 _log = logging.getLogger("hotplate.policy")
@@ -104,10 +105,15 @@ class PolicyBook:
 
     A policy that cannot be resolved (tags that were applied past Hotplate's own check) excludes
     its group from the cache: wrong settings make reads slower, never stale.
+
+    Args:
+        layers: the deployment's policy maps.
+        lease: the event channel's, or None where there is no channel.
     """
 
-    def __init__(self, layers: PolicyLayers) -> None:
+    def __init__(self, layers: PolicyLayers, lease: Callable[[], Lease | None]) -> None:
         self.layers = layers
+        self._lease = lease
         self._page = _Page({}, None, 0)
         self._reported: set[str] = set()
 
@@ -141,8 +147,17 @@ class PolicyBook:
         page = self._page  # once: what is resolved from a page belongs on that page
         bound = page.bounds.get(own.group)
         if bound is None:
-            bound = page.bounds[own.group] = Bound(self._resolve(page, own))
+            bound = page.bounds[own.group] = self._bound(self._resolve(page, own))
         return own.group, bound
+
+    def _bound(self, policy: ResolvedPolicy) -> Bound:
+        if not policy.is_event or not policy.is_cached:
+            return Bound(policy, NO_LEASE_NEEDED)
+        lease = self._lease()
+        if lease is not None:
+            return Bound(policy, lease)
+        self._report(no_channel(policy.group))
+        return Bound(_never(policy.group))
 
     def _resolve(self, page: _Page, own: TaggedPolicy) -> ResolvedPolicy:
         said = page.tagged.get(own.group, [])
@@ -158,6 +173,17 @@ class PolicyBook:
         if str(error) not in self._reported:
             self._reported.add(str(error))
             _log.error("%s (until then this group is not cached)", error)
+
+
+def no_channel(group: str) -> PolicyError:
+    """The error of a group whose changes nobody can tell."""
+    return PolicyError(
+        group=group,
+        key="coherence",
+        problem="'event' needs a Redis or Valkey server on which processes hear of changes, and "
+        "there is none",
+        fix="Name one under online_store.shared, or write coherence: ttl.",
+    )
 
 
 def _never(group: str) -> ResolvedPolicy:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,12 +16,14 @@ from feast.value_type import ValueType
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.codec import Column, Layout, kind_of
-from hotplate.contracts import Source, View
+from hotplate.contracts import NO_LEASE_NEEDED, Source, View
 from hotplate.core.engine import Bound, Engine, Want
 from hotplate.errors import ConfigError
 from hotplate.invalidation.local import Domain, domain_of
 from hotplate.keys import EntityShape, ViewIdentity, shape_and_values
 from hotplate.policy import PolicyLayers
+from hotplate.servers.redis import RedisServer
+from hotplate.serving.coherence import Coherence, server_of
 from hotplate.serving.loaders import Loaders
 from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
@@ -31,6 +34,7 @@ from hotplate.sources.postgres import PostgresReader, is_postgres_store
 from hotplate.sources.redis import RedisReader, is_redis_store
 from hotplate.stats import CacheStats, GroupCounters, PassedCounters
 from hotplate.tiers.memory import MemoryBounds
+from hotplate.tiers.shared import SharedBounds, SharedTier
 
 if TYPE_CHECKING:
     from hotplate.online_store import CachedOnlineStoreConfig
@@ -68,8 +72,17 @@ class Runtime:
                 settings.memory.absent_share,
             ),
             clock,
+            self.shared,
         )
-        self.policies = PolicyBook(settings.layers())
+        self.coherence = Coherence(
+            self.project,
+            self.domain,
+            clock,
+            self._meeting_place,
+            self.shared,
+            is_shared=settings.shared is not None,
+        )
+        self.policies = PolicyBook(settings.layers(), self.coherence.lease)
         self.plans = Plans(
             PlanInputs(
                 self.resolve,
@@ -79,6 +92,7 @@ class Runtime:
                 lambda grouped: self.wrapped.store()._check_versioned_read_support(grouped),
             )
         )
+        self._shared: dict[str, SharedTier | None] = {}
         self.passed = PassedCounters()
         self.cache_faults = 0
         self._answers_whole: bool | None = None
@@ -146,6 +160,7 @@ class Runtime:
         )
         view = self.domain.view(identity, Layout(columns))
         group, bound = self.policies.bound(table)
+        self.coherence.note_view(view, is_event=bound.lease is not NO_LEASE_NEEDED)
         return view, bound, self.engine.counters(group, view)
 
     def wants(
@@ -171,6 +186,33 @@ class Runtime:
             places.append((order.index(shape), len(held) - 1))
         return [wants[shape] for shape in order], places
 
+    def _meeting_place(self) -> tuple[RedisServer | None, bool]:
+        """Where processes meet, and whether it is the wrapped Redis store's own server."""
+        if is_redis_store(self.wrapped.store()):
+            return server_of(self.wrapped.current_config().online_store), True
+        return server_of(self.settings.shared), False
+
+    def shared(self) -> SharedTier | None:
+        """The shared tier; None where the deployment has none."""
+        if "made" not in self._shared:
+            settings, made = self.settings.shared, None
+            server = server_of(settings)
+            if settings is not None and server is not None:
+                is_wanted = settings.tier
+                if is_wanted is None:  # a second Redis before the first one saves nothing
+                    is_wanted = not is_redis_store(self.wrapped.store())
+                if is_wanted:
+                    bounds = SharedBounds(
+                        settings.timeout / 1e9, settings.lease / 1e9, settings.max_row_bytes
+                    )
+                    made = SharedTier(server, self.project, bounds, self.clock)
+            self._shared.setdefault("made", made)  # one for all threads, without a lock
+        return self._shared["made"]
+
+    def is_heard(self, table: Any) -> bool:
+        """Whether other processes listen for changes of a feature view."""
+        return self.coherence.is_shared or self.policies.bound(table)[1].policy.is_event
+
     # -- forgetting -----------------------------------------------------------------------------
 
     def forget_written(
@@ -178,25 +220,73 @@ class Runtime:
         table: Any,
         data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
     ) -> None:
-        """Forget the entities of rows that were written."""
+        """Forget the entities of rows that were written, here and in the processes that listen."""
         self.loaders.note_written(table)
-        self.domain.invalidate_entities(
-            self.project, table.name, (shape_and_values(row[0]) for row in data)
-        )
+        shaped = [shape_and_values(row[0]) for row in data]
+        # where Redis broadcasts what is written into it, nothing need be said
+        is_said = self.is_heard(table) and not self.coherence.is_broadcast()
+        self.forget_entities(table, shaped, is_heard=is_said)
 
-    def forget_views(self, names: Sequence[str]) -> int:
-        """Forget feature views as a whole; returns how many there were to forget."""
-        views = [
-            view
-            for name in dict.fromkeys(names)
-            for view in self.domain.views_named(self.project, name)
-        ]
+    async def forget_written_async(
+        self,
+        table: Any,
+        data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
+    ) -> None:
+        """The same for callers on an event loop."""
+        if self.shared() is None and not self.is_heard(table):
+            self.forget_written(table, data)
+        else:
+            await asyncio.to_thread(self.forget_written, table, data)
+
+    def forget_entities(
+        self, table: Any, shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]], *, is_heard: bool
+    ) -> int:
+        """Forget entities of a feature view, here and, where `is_heard`, in other processes.
+
+        In this order: what is still in the shared tier could be read into memory again, and what
+        others are told of they may look for at once.
+        """
+        shared = self.shared()
+        if shared is not None:
+            for version in self._versions(table):
+                shared.forget_entities(version, shaped)
+        count = self.domain.invalidate_entities(self.project, table.name, shaped)
+        if is_heard:
+            self.coherence.announce(table.name, shaped)
+        return count
+
+    def _versions(self, table: Any) -> set[str]:
+        known = self.domain.views_named(self.project, table.name)
+        return {
+            compute_versioned_name(table, self.versioning),
+            *(view.identity.version for view in known),
+        }
+
+    def forget_views(self, tables: Iterable[Any]) -> int:
+        """Forget feature views as a whole, here and in the processes that listen.
+
+        Returns:
+            How many there were to forget here.
+        """
+        distinct = {table.name: table for table in tables}
+        shared = self.shared()
+        if shared is not None:
+            shared.forget_views(distinct)
+        views = [view for name in distinct for view in self.domain.views_named(self.project, name)]
         self.domain.invalidate_views(views)
+        for name, table in distinct.items():
+            if self.is_heard(table):
+                self.coherence.announce(name, None)
         return len(views)
 
-    def forget_all(self) -> None:
-        """Forget everything of this project."""
+    def forget_all(self, *, is_heard: bool = False) -> None:
+        """Forget everything of this project, here and, where `is_heard`, in other processes."""
+        shared = self.shared()
+        if shared is not None:
+            shared.forget_all()
         self.domain.invalidate_all(self.project)
+        if is_heard:
+            self.coherence.announce(None, None)
 
     def note_fault(self, error: Exception) -> None:
         """Count a fault of the cache itself, and log it once a minute."""
@@ -207,6 +297,14 @@ class Runtime:
             # the error's text may hold an entity's id or a driver's settings
             name = type(error).__name__
             _log.error("the cache failed and the source answers instead: %s", name)
+
+    def close(self) -> None:
+        """Close what connects processes and what loaders opened, until it is needed again."""
+        self.loaders.close()
+        self.coherence.close()
+        shared = self._shared.get("made")
+        if shared is not None:
+            shared.close()
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -221,6 +319,8 @@ class Runtime:
             requests_passed=self.passed.snapshot(),
             cache_faults=self.cache_faults,
             loaders=self.loaders.stats(),
+            channel=self.coherence.stats(),
+            shared=shared.stats() if (shared := self._shared.get("made")) else None,
         )
 
 

@@ -1,0 +1,137 @@
+"""What one request wants of the engine, and what it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotplate.codec import PREFIX_BYTES, is_absent
+from hotplate.contracts import NO_LEASE_NEEDED, Lease, Tier, View
+from hotplate.durations import NO_LIMIT_NS
+from hotplate.keys import Key
+from hotplate.policy import ResolvedPolicy
+from hotplate.stats import GroupCounters
+
+__all__ = ["Answer", "Bound", "Reading", "Want"]
+
+
+class Bound:
+    """A policy as the two numbers that a read compares with.
+
+    Attributes:
+        policy: the policy.
+        lease: under which rows may be served from memory.
+        surely_fresh_ns: an age up to which a row is fresh whatever its jitter, and not yet due for
+            a refresh; -1 where nothing may be served from memory.
+    """
+
+    __slots__ = ("lease", "policy", "surely_fresh_ns")
+
+    def __init__(self, policy: ResolvedPolicy, lease: Lease = NO_LEASE_NEEDED) -> None:
+        self.policy = policy
+        self.lease = lease
+        if not policy.is_cached:
+            self.surely_fresh_ns = -1
+        elif policy.ttl_ns >= NO_LIMIT_NS:
+            self.surely_fresh_ns = NO_LIMIT_NS
+        else:
+            shortest = policy.ttl_ns - int(policy.ttl_ns * policy.jitter)
+            self.surely_fresh_ns = max(0, shortest - policy.stale_while_revalidate_ns)
+
+    def expiry_ns(self, row: bytes) -> int:
+        """The age at which this row may no longer be served."""
+        policy = self.policy
+        ttl_ns = policy.negative_ttl_ns if is_absent(row) else policy.ttl_ns
+        if ttl_ns >= NO_LIMIT_NS:
+            return NO_LIMIT_NS
+        return ttl_ns - int(ttl_ns * policy.jitter) * row[PREFIX_BYTES - 1] // 255
+
+    def threshold(self, now_ns: int) -> bytes:
+        """What a row's bytes must exceed for the row to be surely fresh at `now_ns`."""
+        oldest = now_ns - self.surely_fresh_ns
+        return oldest.to_bytes(8, "big") if oldest > 0 else b""
+
+    def is_refresh_due(self, row: bytes, age_ns: int) -> bool:
+        """Whether a row that is still fresh should be reloaded in the background."""
+        swr_ns = self.policy.stale_while_revalidate_ns
+        return bool(swr_ns) and not is_absent(row) and age_ns > self.expiry_ns(row) - swr_ns
+
+
+@dataclass(slots=True)
+class Want:
+    """What one request wants of one view: a row a key, in order, duplicates included."""
+
+    view: View
+    table: Any
+    bound: Bound
+    counters: GroupCounters
+    keys: Sequence[Key]
+
+
+@dataclass(slots=True)
+class Answer:
+    """Rows for each want, in the order of its keys.
+
+    Attributes:
+        rows: per want, per key.
+        now_ns: when it was ready; ages and deadlines are meant as of then.
+        origins: where rows came from that did not come from memory.
+    """
+
+    rows: list[list[bytes]]
+    now_ns: int
+    origins: dict[Key, Tier] = field(default_factory=dict)
+    wants: Sequence[Want] = ()
+
+    def tiers(self, index: int) -> list[Tier]:
+        """Where each row of a want came from."""
+        return [self.origins.get(key, Tier.MEMORY) for key in self.wants[index].keys]
+
+
+class Reading:
+    """The state of one read: what was found, what is missing, where it came from.
+
+    Attributes:
+        began_ns: when the request came.
+        now_ns: when its rows were last judged; later than that once it had to wait.
+    """
+
+    __slots__ = (
+        "answer_of",
+        "began_ns",
+        "is_async",
+        "is_refresh",
+        "missing",
+        "now_ns",
+        "origins",
+        "refresh",
+        "wants",
+    )
+
+    def __init__(
+        self,
+        wants: Sequence[Want],
+        now_ns: int,
+        *,
+        is_async: bool = False,
+        is_refresh: bool = False,
+    ) -> None:
+        self.wants = wants
+        self.is_async = is_async
+        self.is_refresh = is_refresh
+        self.began_ns = now_ns
+        self.now_ns = now_ns
+        self.answer_of: dict[Key, bytes] = {}
+        self.missing: dict[Key, Want] = {}
+        self.origins: dict[Key, Tier] = {}
+        self.refresh: dict[Key, Want] = {}
+
+    def answer(self) -> Answer:
+        found = self.answer_of
+        return Answer(
+            [[found[key] for key in want.keys] for want in self.wants],
+            self.now_ns,
+            self.origins,
+            self.wants,
+        )

@@ -1,0 +1,171 @@
+"""Says to other processes what this one changed; never in the way of a write for long.
+
+A message that cannot be sent in time is kept and sent later by a thread that lives as long as
+there is something to send. The queue is bounded: past its bound, what it says of a view becomes
+"all of it", which is true of every part.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any, Final
+
+from hotplate.errors import CommandRefused, ServerError
+from hotplate.invalidation.messages import decode, encode
+from hotplate.servers.redis import RedisServer, Wire
+
+__all__ = ["Announcer"]
+
+_TIMEOUT_S: Final = 0.25
+_BATCH: Final = 64
+_QUEUE_MAX: Final = 1_024
+_RETRY_S: Final = 0.25
+_log = logging.getLogger("hotplate.channel")
+
+
+class Announcer:
+    """Publishes messages on a topic; connects when it first has something to say.
+
+    Args:
+        server: where processes meet.
+        topic: the name under which they do.
+
+    Attributes:
+        sent: messages sent.
+        errors: attempts that failed.
+    """
+
+    def __init__(self, server: RedisServer, topic: str) -> None:
+        self._server = server
+        self._topic = topic.encode()
+        self.sent = self.errors = 0
+        self._reset()
+        _announcers.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: list[bytes] = []
+        self._wire: Wire | None = None
+        self._verb = "PUBLISH"
+        self._retrying: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    @property
+    def pending(self) -> int:
+        """Messages that still wait to be sent."""
+        return len(self._queue)
+
+    def announce(self, messages: Iterable[bytes]) -> None:
+        """Send messages, or keep them for later where the server does not take them in time."""
+        with self._lock:
+            for message in messages:
+                self._queue.append(message)
+                if len(self._queue) >= _BATCH and self._retrying is None:
+                    self._flush()
+            if len(self._queue) > _QUEUE_MAX:
+                self._shorten()
+            if self._retrying is None:
+                self._flush()
+
+    def _flush(self) -> None:
+        """Send what is queued; the caller holds the lock."""
+        try:
+            while self._queue:
+                batch = self._queue[:_BATCH]
+                wire = self._connected()
+                wire.send(*((self._verb, self._topic, message) for message in batch))
+                for _ in batch:
+                    wire.read()
+                del self._queue[: len(batch)]
+                self.sent += len(batch)
+        except ServerError as error:
+            self.errors += 1
+            self._disconnect()
+            self._retry_later(error)
+
+    def _connected(self) -> Wire:
+        if self._wire is None:
+            topology = self._server.topology(_TIMEOUT_S)
+            self._verb = "SPUBLISH" if topology.slots else "PUBLISH"
+            self._wire = self._server.wire(topology.node_of(self._topic), _TIMEOUT_S)
+        return self._wire
+
+    def _disconnect(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    def _retry_later(self, error: ServerError) -> None:
+        if self._retrying is not None:
+            return
+        kind = "refuses" if isinstance(error, CommandRefused) else "does not take"
+        _log.warning(
+            "the server %s what this process announces; other processes hear of it later, at the "
+            "latest when a ttl ends: %s",
+            kind,
+            error,
+        )
+        thread = threading.Thread(
+            target=_retry, args=(weakref.ref(self),), name="hotplate-announcer", daemon=True
+        )
+        try:
+            thread.start()
+            self._retrying = thread
+        except RuntimeError:  # no thread to be had: the next announcement tries again
+            pass
+
+    def retry(self) -> bool:
+        """Try once more; True when there is nothing left to send."""
+        with self._lock:
+            self._flush()
+            if not self._queue:
+                self._retrying = None
+                return True
+            return False
+
+    def _shorten(self) -> None:
+        """Say less by saying more: whole views instead of their entities."""
+        said = [decode(message) for message in self._queue]
+        views = dict.fromkeys((origin, change.view, change.is_owed) for origin, change in said)
+        self._queue = [
+            message
+            for origin, view, is_owed in views
+            for message in encode(origin, view, None, is_owed=is_owed)
+        ]
+
+    def close(self) -> None:
+        """Give up the connection."""
+        with self._lock:
+            self._disconnect()
+
+    def restart_after_fork(self) -> None:
+        """What the parent has to say, the parent says."""
+        _left_behind.append(self._wire)
+        self._reset()
+
+
+def _retry(reference: weakref.ref[Announcer]) -> None:
+    while True:
+        time.sleep(_RETRY_S)
+        announcer = reference()
+        if announcer is None or announcer.retry():
+            return
+        del announcer
+
+
+_left_behind: Final[list[Any]] = []
+_announcers: Final[weakref.WeakSet[Announcer]] = weakref.WeakSet()
+
+
+def _restart_after_fork() -> None:
+    for announcer in list(_announcers):
+        announcer.restart_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restart_after_fork)

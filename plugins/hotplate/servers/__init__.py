@@ -1,0 +1,1 @@
+"""Redis and Valkey deployments and how to reach them; the only room that knows the client."""

@@ -1,0 +1,143 @@
+"""Connections kept for reuse, and commands to a whole deployment in one round trip."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+from hotplate.errors import CommandRefused, ServerError
+from hotplate.servers.redis import Node, RedisServer, Topology, Wire
+
+__all__ = ["Command", "Pool"]
+
+Command = tuple[bytes, tuple[Any, ...]]
+"""The key that decides which primary is asked, and the command."""
+
+_IDLE_MAX: Final = 64
+_CONNECT_TIMEOUT_S: Final = 0.5
+
+
+class Pool:
+    """Wires to the primaries of a deployment.
+
+    Args:
+        server: the deployment.
+        timeout_s: how long a reply may take.
+    """
+
+    def __init__(self, server: RedisServer, timeout_s: float) -> None:
+        self.server = server
+        self.timeout_s = timeout_s
+        self._reset()
+
+    def _reset(self) -> None:
+        self._idle: dict[Node, list[Wire]] = {}
+        self._topology: Topology | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands to the primaries that hold their keys, all before the first reply is read.
+
+        Returns:
+            A reply a command, in order; an error reply as a `CommandRefused`, not raised.
+
+        Raises:
+            ServerError: a primary did not answer in time, or the deployment was rearranged. Some
+                of the commands may have been carried out.
+        """
+        self._notice_fork()
+        topology = self._topology
+        if topology is None:
+            topology = self._topology = self.server.topology(_CONNECT_TIMEOUT_S)
+        if topology.slots:
+            return self._ask_cluster(topology, commands)
+        node = topology.nodes[0]
+        wire = self._take(node)
+        try:
+            wire.send(*[command for _, command in commands])
+            replies = [_reply(wire) for _ in commands]
+        except BaseException:
+            wire.close()
+            self._topology = None
+            raise
+        self._give(node, wire)
+        return replies
+
+    def _ask_cluster(self, topology: Topology, commands: Sequence[Command]) -> list[Any]:
+        by_node: dict[Node, list[int]] = {}
+        for index, (key, _) in enumerate(commands):
+            by_node.setdefault(topology.node_of(key), []).append(index)
+        wires: dict[Node, Wire] = {}
+        replies: list[Any] = [None] * len(commands)
+        try:
+            for node, indexes in by_node.items():
+                wires[node] = self._take(node)
+                wires[node].send(*[commands[index][1] for index in indexes])
+            for node, indexes in by_node.items():
+                for index in indexes:
+                    replies[index] = _reply(wires[node])
+        except BaseException:
+            for wire in wires.values():
+                wire.close()
+            self._topology = None
+            raise
+        for node, wire in wires.items():
+            self._give(node, wire)
+        if any(isinstance(reply, CommandRefused) and _is_moved(reply) for reply in replies):
+            self._topology = None
+            raise ServerError("the cluster was rearranged")
+        return replies
+
+    def nodes(self) -> Sequence[Node]:
+        """The primaries, as last known."""
+        topology = self._topology
+        return () if topology is None else topology.nodes
+
+    def _take(self, node: Node) -> Wire:
+        with self._lock:
+            idle = self._idle.get(node)
+            if idle:
+                return idle.pop()
+        wire = self.server.wire(node, _CONNECT_TIMEOUT_S)
+        wire.answer_within(self.timeout_s)
+        return wire
+
+    def _give(self, node: Node, wire: Wire) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(node, [])
+            if len(idle) < _IDLE_MAX:
+                idle.append(wire)
+                return
+        wire.close()
+
+    def drop(self) -> None:
+        """Close what is idle and ask anew who the primaries are."""
+        with self._lock:
+            idle, self._idle = self._idle, {}
+            self._topology = None
+        for wires in idle.values():
+            for wire in wires:
+                wire.close()
+
+    def _notice_fork(self) -> None:
+        if self._pid != os.getpid():
+            _left_behind.append(self._idle)
+            self._reset()
+
+
+def _reply(wire: Wire) -> Any:
+    try:
+        return wire.read()
+    except CommandRefused as refusal:
+        return refusal
+
+
+def _is_moved(refusal: CommandRefused) -> bool:
+    return refusal.code in ("MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN")
+
+
+# Wires of a parent process: closing them in a forked child would say goodbye in its name.
+_left_behind: Final[list[Any]] = []

@@ -1,0 +1,488 @@
+"""The shared tier: rows on a Redis or Valkey server, for all processes of a deployment.
+
+An entry is the same packed row as in memory. What is added makes it safe to believe::
+
+    offset  size  what
+         0     1  version of this format; 0 marks a lease instead
+         1     4  CRC-32 of the key and of everything behind this field
+         5     8  fingerprint of the view's identity: schema, version, key types
+        13    32  generation of the project and of the view, 16 bytes each: another one was
+                  invalidated as a whole
+        45     8  the server's clock when the read of the source was about to begin, us
+        53     8  the wall clock of the process that read, at the same moment, us
+        61     .  the row without its stamp: jitter, then what the codec encodes
+
+*Age.* No two hosts share a monotonic clock. The age of an entry is the greater one of two: by the
+server's clock, which is asked in the same round trip, and by the wall clocks of writer and reader.
+A clock that was stepped on one host, whichever, makes entries look older, never younger.
+
+*Lease.* `SET key lease NX GET` answers with the entry, or with nothing, and then the lease is ours:
+one command looks and, on a miss, appoints the one process that loads. Others find the lease and
+wait. A fill replaces exactly the lease it was given; an invalidation deletes whatever is there, so
+a load that began before it is never kept (promise 3).
+
+*Never in the way.* Every exchange has a deadline. With the first failure a breaker opens, and the
+tier is left alone until a probe on the side succeeds. An invalidation that could not be carried out
+keeps the breaker open until it has been: this process never reads what it failed to delete.
+
+Reference: leases after Nishtala et al., "Scaling Memcache at Facebook" (NSDI 2013).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
+from urllib.parse import quote
+
+from hotplate.clock import Clock
+from hotplate.contracts import Asked, Found, View
+from hotplate.errors import CommandRefused, ServerError
+from hotplate.keys import EntityShape, Key, values_of
+from hotplate.servers.breaker import Breaker
+from hotplate.servers.pool import Command, Pool
+from hotplate.servers.redis import RedisServer
+from hotplate.stats import SharedStats
+
+__all__ = ["SharedBounds", "SharedTier"]
+
+VERSION: Final = 1
+_LEASE: Final = b"\0"
+_HEAD: Final = struct.Struct(">BI")
+_REST: Final = struct.Struct(">8s32sQQ")
+_BODY_AT: Final = _HEAD.size + _REST.size
+_STAMP_BYTES: Final = 8
+_LONGEST_MS: Final = 24 * 3_600_000
+_BATCH: Final = 500
+_OWED_MAX: Final = 50_000
+_EVERY_VIEW: Final = b"*"
+_LOG_EVERY_S: Final = 60.0
+# Replaces the value of a key only where it still is what the caller saw.
+_FILL: Final = (
+    b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
+    b"redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) return 1 end return 0"
+)
+_RELEASE: Final = (
+    b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+)
+_log = logging.getLogger("hotplate.shared")
+
+
+@dataclass(frozen=True)
+class SharedBounds:
+    """How far the shared tier may go.
+
+    Attributes:
+        timeout_s: for one exchange with the server.
+        lease_s: how long a process that loads may take until another one does.
+        max_bytes: of one row.
+    """
+
+    timeout_s: float
+    lease_s: float
+    max_bytes: int
+
+
+class SharedTier:
+    """Rows that one process loaded, for the others.
+
+    No method raises for a fault of the server: what cannot be had is a miss.
+
+    Args:
+        server: where.
+        project: the Feast project; its entries are its own.
+        bounds: how far it may go.
+        clock: the cache's.
+    """
+
+    def __init__(
+        self, server: RedisServer, project: str, bounds: SharedBounds, clock: Clock
+    ) -> None:
+        self.bounds = bounds
+        self._clock = clock
+        self._pool = Pool(server, bounds.timeout_s)
+        self._breaker = Breaker(self._recover)
+        self._project = quote(project, safe="").encode()
+        self._generations_at = b"hotplate:generations:" + self._project
+        self._prefixes: dict[View, tuple[bytes, bytes]] = {}
+        self._start_clean()
+        self.rejected = self.too_large = self.refused = self.errors = 0
+        self._lease_ms = max(1, int(bounds.lease_s * 1000))
+        self._logged_s: dict[str, float] = {}
+
+    def _start_clean(self) -> None:
+        self._owed_keys: set[bytes] = set()
+        self._owed_fields: set[bytes] = set()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def _notice_fork(self) -> None:
+        if self._pid != os.getpid():  # what the parent owes, the child has not deleted either
+            owed = self._owed_keys, self._owed_fields
+            self._start_clean()
+            self._owed_keys, self._owed_fields = set(owed[0]), set(owed[1])
+
+    @property
+    def lease_s(self) -> float:
+        """How long to wait for a load of another process."""
+        return self.bounds.lease_s
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be asked: it answers, and nothing is owed to it."""
+        return self._breaker.is_closed and not self.owed
+
+    @property
+    def owed(self) -> int:
+        """Invalidations that could not be carried out yet."""
+        return len(self._owed_keys) + len(self._owed_fields)
+
+    # -- keys -----------------------------------------------------------------------------------
+
+    def _place(self, view: View) -> tuple[bytes, bytes]:
+        """What the keys of a view begin with, and its fingerprint."""
+        place = self._prefixes.get(view)
+        if place is None:
+            identity = view.identity
+            text = repr((identity.view, identity.version, identity.columns, identity.shape))
+            place = self._prefixes[view] = (
+                self._prefix(identity.version, identity.shape),
+                blake2b(text.encode(), digest_size=8).digest(),
+            )
+        return place
+
+    def _prefix(self, version: str, shape: EntityShape) -> bytes:
+        parts = (version, ",".join(shape.join_keys), ",".join(shape.types))
+        shown = ":".join(quote(part, safe=",") for part in parts)
+        return b"hotplate:row:" + self._project + b":" + shown.encode() + b":"
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def look(self, asked: Sequence[Asked], *, is_claimed: bool = True) -> list[Found]:
+        """Find rows; on a miss, take the lease to load.
+
+        Args:
+            asked: distinct keys, with their views and what makes a row good enough.
+            is_claimed: whether an entry that is not good enough gives way to a lease. If not, it
+                stays for the others until the row that is loaded now replaces it.
+
+        Returns:
+            One a key: a row, a slot for the row to load, word that another process loads it, or
+            nothing.
+        """
+        try:
+            return self._look(asked, is_claimed=is_claimed)
+        except ServerError as error:
+            self._failed(error)
+            return [Found()] * len(asked)
+
+    def _look(self, asked: Sequence[Asked], *, is_claimed: bool) -> list[Found]:
+        places = [self._place(one.view) for one in asked]
+        keys = [prefix + _entity(one.key) for (prefix, _), one in zip(places, asked, strict=True)]
+        views = dict.fromkeys(one.view.identity.view.encode() for one in asked)
+        fields = [_EVERY_VIEW, *views]
+        token = _LEASE + os.urandom(16)
+        home = self._generations_at
+        commands: list[Command] = [(home, ("TIME",)), (home, ("HMGET", home, *fields))]
+        commands += [(key, ("SET", key, token, "NX", "GET", "PX", self._lease_ms)) for key in keys]
+        now_ns, wall_us = self._clock.now_ns(), self._clock.wall_ns() // 1_000
+        replies = self._pool.ask(commands)
+        if any(_is_full(reply) for reply in replies[2:]):
+            # no lease can be had, what is there can be read
+            commands[2:] = [(key, ("GET", key)) for key in keys]
+            replies, token = self._pool.ask(commands), b""
+        if isinstance(replies[0], CommandRefused):
+            raise replies[0]
+        generations = self._generations(fields, replies[1])
+        server_us = int(replies[0][0]) * 1_000_000 + int(replies[0][1])
+        found: list[Found] = []
+        poor: list[int] = []
+        for one, (_, fingerprint), key, reply in zip(asked, places, keys, replies[2:], strict=True):
+            generation = generations[_EVERY_VIEW] + generations[one.view.identity.view.encode()]
+            origin = _REST.pack(fingerprint, generation, server_us, wall_us)
+            if isinstance(reply, CommandRefused):
+                found.append(self._remove_garbage(key, reply))
+            elif reply is None:
+                found.append(Found(slot=_Slot(key, token, origin)) if token else Found())
+            elif reply[:1] == _LEASE:
+                found.append(Found(is_busy=True))
+            else:
+                row = self._open(key, reply, origin, now_ns)
+                if row is not None and not one.is_good(row):
+                    row = None
+                if row is None:
+                    poor.append(len(found))
+                found.append(Found(row=row, slot=_Slot(key, reply, origin)))
+        if poor and is_claimed and token:
+            self._claim(found, poor, token)
+        return found
+
+    def _claim(self, found: list[Found], poor: Sequence[int], token: bytes) -> None:
+        """Put leases in place of entries that are of no use, unless others were faster."""
+        slots: list[_Slot] = [found[index].slot for index in poor]
+        replies = self._run(
+            [_script(_FILL, slot.key, slot.seen, token, self._lease_ms) for slot in slots]
+        )
+        for index, slot, reply in zip(poor, slots, replies, strict=True):
+            is_ours = reply == 1
+            found[index] = (
+                Found(slot=_Slot(slot.key, token, slot.origin)) if is_ours else Found(is_busy=True)
+            )
+
+    def _remove_garbage(self, key: bytes, refusal: CommandRefused) -> Found:
+        """Something that is no string lies under our key."""
+        if refusal.code != "WRONGTYPE":
+            raise refusal
+        self.rejected += 1
+        self._pool.ask([(key, ("UNLINK", key))])
+        return Found()
+
+    def _open(self, key: bytes, entry: bytes, origin: bytes, now_ns: int) -> bytes | None:
+        """The row of an entry with the stamp it would have here; None if it does not verify."""
+        if len(entry) <= _BODY_AT or entry[0] != VERSION:
+            self.rejected += 1
+            return None
+        checksum = int.from_bytes(entry[1:5], "big")
+        if zlib.crc32(entry[_HEAD.size :], zlib.crc32(key)) != checksum:
+            self.rejected += 1
+            return None
+        fingerprint, generation, server_us, wall_us = _REST.unpack_from(entry, _HEAD.size)
+        own_fingerprint, own_generation, server_now_us, wall_now_us = _REST.unpack(origin)
+        if fingerprint != own_fingerprint:
+            self.rejected += 1
+            return None
+        if generation != own_generation:
+            return None
+        age_us = max(server_now_us - server_us, wall_now_us - wall_us)
+        if server_now_us < server_us or age_us < 0:
+            self.rejected += 1  # the server's clock went back: nothing is known
+            return None
+        stamp_ns = now_ns - age_us * 1_000
+        return stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[_BODY_AT:] if stamp_ns > 0 else None
+
+    def _generations(self, fields: Sequence[bytes], known: Any) -> dict[bytes, bytes]:
+        """The generation of each field; one that has none yet gets one."""
+        if isinstance(known, CommandRefused):
+            raise known
+        if None in known:
+            made = [
+                (
+                    self._generations_at,
+                    ("HSETNX", self._generations_at, field, os.urandom(16)),
+                )
+                for field, value in zip(fields, known, strict=True)
+                if value is None
+            ]
+            again = (self._generations_at, ("HMGET", self._generations_at, *fields))
+            known = self._pool.ask([*made, again])[-1]
+            if isinstance(known, CommandRefused):
+                raise known
+        return dict(zip(fields, known, strict=True))
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def fill(self, items: Iterable[tuple[Any, bytes, int]]) -> None:
+        """Keep rows that were loaded under a lease, or instead of what was seen there.
+
+        Args:
+            items: (slot as `look` returned it, row with its stamp, how long it may live in ns).
+        """
+        commands: list[Command] = []
+        for slot, row, life_ns in items:
+            body = row[_STAMP_BYTES:]
+            if len(body) > self.bounds.max_bytes:
+                self.too_large += 1
+                self._say("too large", "a row of %d bytes stays out of the shared tier", len(body))
+                commands.append(_script(_RELEASE, slot.key, slot.seen))
+                continue
+            rest = slot.origin + body
+            head = _HEAD.pack(VERSION, zlib.crc32(rest, zlib.crc32(slot.key)))
+            life_ms = min(_LONGEST_MS, max(1, life_ns // 1_000_000))
+            commands.append(_script(_FILL, slot.key, slot.seen, head + rest, life_ms))
+        self._try(commands)
+
+    def release(self, slots: Iterable[Any]) -> None:
+        """Give leases back: the load failed, let another process try."""
+        self._try([_script(_RELEASE, slot.key, slot.seen) for slot in slots])
+
+    def _try(self, commands: Sequence[Command]) -> None:
+        if not commands or not self.is_usable:
+            return
+        try:
+            replies = self._run(commands)
+        except ServerError as error:
+            self._failed(error)
+            return
+        self.refused += sum(reply == 0 for reply in replies)
+
+    def _run(self, commands: Sequence[Command]) -> list[Any]:
+        """Run scripts; those that the server does not know yet are sent whole."""
+        replies = self._pool.ask(commands)
+        for index, reply in enumerate(replies):
+            if isinstance(reply, CommandRefused):
+                key, command = commands[index]
+                if reply.code == "NOSCRIPT":
+                    whole = ("EVAL", _SOURCES[command[1]], *command[2:])
+                    (replies[index],) = self._pool.ask([(key, whole)])
+                if isinstance(replies[index], CommandRefused):
+                    raise replies[index]
+        return replies
+
+    # -- forgetting -----------------------------------------------------------------------------
+
+    def forget_entities(
+        self, version: str, shaped: Iterable[tuple[EntityShape, tuple[Any, ...]]]
+    ) -> None:
+        """Delete entities of one version of a view, and the leases to load them."""
+        prefixes: dict[EntityShape, bytes] = {}
+        keys = []
+        for shape, values in shaped:
+            prefix = prefixes.get(shape)
+            if prefix is None:
+                prefix = prefixes[shape] = self._prefix(version, shape)
+            keys.append(prefix + _entity_of(values))
+        self._forget(keys, ())
+
+    def forget_views(self, names: Iterable[str]) -> None:
+        """Make every entry of these views one of an earlier generation."""
+        self._forget((), [name.encode() for name in names])
+
+    def forget_all(self) -> None:
+        """The same for every view of the project."""
+        self._forget((), [_EVERY_VIEW])
+
+    def _forget(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> None:
+        if self._owe_if_open(keys, fields):
+            return
+        try:
+            self._carry_out(keys, fields)
+        except ServerError as error:
+            self.errors += 1
+            self._owe(keys, fields)
+            self._breaker.failed(error)
+            self._say("forget", "the shared tier is left alone, invalidations wait: %s", error)
+
+    def _carry_out(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> None:
+        if fields:
+            home = self._generations_at
+            self._must([(home, ("HSET", home, field, os.urandom(16))) for field in fields])
+        for start in range(0, len(keys), _BATCH):
+            self._must([(key, ("UNLINK", key)) for key in keys[start : start + _BATCH]])
+
+    def _owe_if_open(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> bool:
+        if self.is_usable:
+            return False
+        self._owe(keys, fields)
+        return True
+
+    def _owe(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> None:
+        """Note what the server has to be told before anything is read from it again."""
+        self._notice_fork()
+        with self._lock:
+            self._owed_keys.update(keys)
+            self._owed_fields.update(fields)
+            if len(self._owed_keys) > _OWED_MAX:
+                self._owed_fields.add(_EVERY_VIEW)
+                self._owed_keys.clear()
+
+    def _pay(self) -> None:
+        """Carry out what is owed."""
+        while self.owed:
+            with self._lock:
+                keys, self._owed_keys = self._owed_keys, set()
+                fields, self._owed_fields = self._owed_fields, set()
+            try:
+                self._carry_out(list(keys), list(fields))
+            except BaseException:
+                self._owe(list(keys), list(fields))
+                raise
+
+    def _must(self, commands: Sequence[Command]) -> None:
+        for reply in self._pool.ask(commands):
+            if isinstance(reply, CommandRefused):
+                raise reply
+
+    # -- faults ---------------------------------------------------------------------------------
+
+    def _failed(self, error: ServerError) -> None:
+        self.errors += 1
+        self._breaker.failed(error)
+        self._say("failed", "the shared tier does not answer, the source is read: %s", error)
+
+    def _recover(self) -> None:
+        """Whether the server is back; the invalidations it missed come first."""
+        self._pool.drop()
+        self._must([(self._generations_at, ("HLEN", self._generations_at))])
+        self._pay()
+
+    def _say(self, what: str, message: str, detail: object) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s.get(what, float("-inf")) >= _LOG_EVERY_S:
+            self._logged_s[what] = now_s
+            _log.warning(message, detail)
+
+    def stats(self) -> SharedStats:
+        """The counts now."""
+        return SharedStats(
+            is_usable=self.is_usable,
+            opened=self._breaker.opened,
+            errors=self.errors,
+            rejected=self.rejected,
+            too_large=self.too_large,
+            fills_refused=self.refused,
+            owed=self.owed,
+            last_error=self._breaker.last_error,
+        )
+
+    def close(self) -> None:
+        """Close what is idle."""
+        self._pool.drop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where a loaded row may be put: in place of exactly what was seen."""
+
+    key: bytes
+    seen: bytes
+    origin: bytes
+
+
+def _script(source: bytes, key: bytes, *arguments: Any) -> Command:
+    return key, ("EVALSHA", _DIGESTS[source], 1, key, *arguments)
+
+
+def _sha1(source: bytes) -> bytes:
+    from hashlib import sha1
+
+    return sha1(source, usedforsecurity=False).hexdigest().encode()
+
+
+_DIGESTS: Final[Mapping[bytes, bytes]] = {source: _sha1(source) for source in (_FILL, _RELEASE)}
+_SOURCES: Final[Mapping[bytes, bytes]] = {digest: source for source, digest in _DIGESTS.items()}
+
+
+def _is_full(reply: Any) -> bool:
+    return isinstance(reply, CommandRefused) and reply.code in ("OOM", "MISCONF")
+
+
+def _entity(key: Key) -> bytes:
+    return b"%d" % values_of(key)[0] if isinstance(key, int) else _entity_of(values_of(key))
+
+
+def _entity_of(values: tuple[Any, ...]) -> bytes:
+    """An entity's values as bytes: a number as its digits, the rest with its length before it."""
+    if len(values) == 1 and type(values[0]) is int:
+        return b"%d" % values[0]
+    parts = []
+    for value in values:
+        raw = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+        parts.append(b"%d:%b" % (len(raw), raw))
+    return b"".join(parts)
