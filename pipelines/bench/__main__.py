@@ -19,7 +19,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from pipelines.bench.cases import CASES, Line, traces
+from pipelines.bench.cases import CASES, traces
+from pipelines.bench.line import Line
+from pipelines.bench.loaders import computed_on_miss
 from pipelines.bench.shop import open_shop
 
 _PACKAGES = (
@@ -72,7 +74,7 @@ def main(
     lines: list[Line] = []
     cases = [case for case in CASES if only in case.__name__]
     with Progress(console=console, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task("starting the server, writing entities", total=len(cases) + 1)
+        task = progress.add_task("starting the server, writing entities", total=len(cases) + 2)
         with open_shop(entities) as shop:
             for case in cases:
                 progress.update(task, description=(case.__doc__ or "").strip().splitlines()[0])
@@ -81,6 +83,10 @@ def main(
         if only in "traces":
             progress.update(task, description="replaying access traces")
             lines += traces(data, trace_limit)
+        progress.advance(task)
+        if only in "computed_on_miss":
+            progress.update(task, description="computing features on a miss, on PostgreSQL")
+            lines += computed_on_miss(data, trace_limit)
         progress.advance(task)
     machine["seconds"] = f"{time.monotonic() - began:.0f}"
     _print(console, lines)

@@ -9,7 +9,6 @@ import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +16,11 @@ import numpy as np
 
 from hotplate.stats import AGE_SAMPLE, HitCounter
 from hotplate.tiers.memory import MemoryBounds, MemoryTier
+from pipelines.bench.line import Line
 from pipelines.bench.measure import Pair, Spread, compare, percentile, time_calls
 from pipelines.bench.shop import VIEWS, Shop
 
 __all__ = ["CASES", "Line", "traces"]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of the table.
-
-    Attributes:
-        what: what is measured.
-        value: the number, as shown.
-        spread: smallest and largest over the rounds, as shown.
-        target: what was aimed at.
-        is_met: whether it was reached.
-        detail: absolute figures, for orientation only.
-    """
-
-    what: str
-    value: str
-    spread: str
-    target: str
-    is_met: bool | None
-    detail: str
 
 
 def _ratio(what: str, pair: Pair, at_least: float, p99: float | None = None) -> list[Line]:

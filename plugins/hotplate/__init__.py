@@ -11,6 +11,8 @@ from hotplate.contracts import ABSENT, MISS, Freshness, Tier
 from hotplate.errors import (
     ConfigError,
     HotplateError,
+    LoaderError,
+    LoaderTimeoutError,
     NotACachedStoreError,
     PolicyError,
 )
@@ -18,7 +20,7 @@ from hotplate.handle import Hotplate, of
 from hotplate.policy import CachePolicy, ResolvedPolicy, TTLMap
 from hotplate.serving.reader import MatrixAnswer, MatrixReader
 from hotplate.serving.response import CachedResponse
-from hotplate.stats import CacheStats, GroupStats
+from hotplate.stats import CacheStats, GroupStats, LoaderStats
 
 __version__ = "0.1.0"
 
@@ -33,6 +35,9 @@ __all__ = [
     "GroupStats",
     "Hotplate",
     "HotplateError",
+    "LoaderError",
+    "LoaderStats",
+    "LoaderTimeoutError",
     "MatrixAnswer",
     "MatrixReader",
     "NotACachedStoreError",

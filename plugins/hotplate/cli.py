@@ -52,23 +52,30 @@ def policy(chdir: Path, as_json: bool) -> None:
 
     store = _open(chdir)
     try:
-        policies = of(store).policies()
+        hot = of(store)
+        policies, loaders = hot.policies(), hot.loaders()
     except HotplateError as error:
         _fail(str(error))
     except Exception as error:  # noqa: BLE001 - a registry fails in as many ways as it has kinds
         _fail(f"Feast cannot read the registry of {chdir.resolve()}: {error}")
     if as_json:
         shown = {
-            name: {"settings": resolved.shown(), "origins": dict(resolved.origins)}
+            name: {
+                "settings": resolved.shown(),
+                "origins": dict(resolved.origins),
+                "loaders": loaders.get(name, {}),
+            }
             for name, resolved in policies.items()
         }
         click.echo(json.dumps(shown, indent=2))
         return
     profile = store.config.online_store.profile()
-    _print_policies(policies, profile)
+    _print_policies(policies, loaders, profile)
 
 
-def _print_policies(policies: dict[str, Any], profile: str | None) -> None:
+def _print_policies(
+    policies: dict[str, Any], loaders: dict[str, dict[str, str]], profile: str | None
+) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
     if not policies:
         console.print("The registry holds no feature views yet: run [bold]feast apply[/bold].")
@@ -81,15 +88,16 @@ def _print_policies(policies: dict[str, Any], profile: str | None) -> None:
     table.add_column("value")
     table.add_column("where it is said", style="dim")
     for name, resolved in policies.items():
-        for index, (setting, value) in enumerate(resolved.shown().items()):
-            origin = resolved.origins.get(setting, "built-in default")
-            table.add_row(
-                name if index == 0 else "",
-                setting,
-                value,
-                origin,
-                end_section=index == len(resolved.shown()) - 1,
-            )
+        lines = [
+            (setting, value, resolved.origins.get(setting, "built-in default"))
+            for setting, value in resolved.shown().items()
+        ]
+        lines += [
+            ("loader", f"{kind} (feature view {view})", "loaders")
+            for view, kind in loaders.get(name, {}).items()
+        ]
+        for index, line in enumerate(lines):
+            table.add_row(name if index == 0 else "", *line, end_section=index == len(lines) - 1)
     console.print(table)
 
 

@@ -166,14 +166,17 @@ class SharedRows(Protocol):
 class Source(Protocol):
     """Where the truth is read. All requests of one call are one batch: one round trip if it can."""
 
-    def load(self, requests: Sequence[LoadRequest]) -> list[list[bytes]]:
+    def load(self, requests: Sequence[LoadRequest]) -> Sequence[list[bytes] | Exception]:
         """Read every key of every request.
 
         Returns:
-            For each request a packed row a key, in order, without stamp and jitter.
+            For each request a packed row a key, in order, without stamp and jitter; or the error
+            of its part, where the source has parts that fail by themselves.
         """
 
-    async def load_async(self, requests: Sequence[LoadRequest]) -> list[list[bytes]]:
+    async def load_async(
+        self, requests: Sequence[LoadRequest]
+    ) -> Sequence[list[bytes] | Exception]:
         """The same for callers on an event loop."""
 
 

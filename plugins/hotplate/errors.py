@@ -10,6 +10,8 @@ __all__ = [
     "CommandRefused",
     "ConfigError",
     "HotplateError",
+    "LoaderError",
+    "LoaderTimeoutError",
     "NotACachedStoreError",
     "PolicyError",
     "ServerError",
@@ -36,6 +38,24 @@ class PolicyError(HotplateError):
 
 class ConfigError(HotplateError):
     """`online_store` in feature_store.yaml cannot work as written."""
+
+
+class LoaderError(HotplateError):
+    """A loader cannot be called, or what it returned cannot be the rows of its feature view.
+
+    The message names the feature view, what is wrong and what to do about it. Errors that the
+    database or the function raised by themselves pass through unchanged.
+    """
+
+    def __init__(self, *, view: str, problem: str, fix: str) -> None:
+        self.view = view
+        self.problem = problem
+        self.fix = fix
+        super().__init__(f"loader of feature view {view!r}: {problem}. {fix}")
+
+
+class LoaderTimeoutError(LoaderError, TimeoutError):
+    """A loader did not answer within its `timeout`."""
 
 
 class NotACachedStoreError(HotplateError, TypeError):

@@ -71,12 +71,19 @@ class Hotplate:
 
         Raises:
             PolicyError: the tags and the deployment contradict each other.
+            ConfigError: a loader is named as no view and no group.
         """
         views = feature_views_of(self._store.registry, self._store.project)
         layers = self.runtime.layers
         policies = resolve_all(layers, views)
         layers.check_names(policies)
+        self.runtime.loaders.check_names(views)
         return policies
+
+    def loaders(self) -> dict[str, dict[str, str]]:
+        """Group -> feature view -> `"sql"` or `"function"`, for the views that have a loader."""
+        views = feature_views_of(self._store.registry, self._store.project)
+        return self.runtime.loaders.kinds(views)
 
     def reader(
         self,

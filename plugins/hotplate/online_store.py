@@ -19,11 +19,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from feast import Entity, FeatureService, FeatureStore, FeatureView, RepoConfig
+from feast import Entity, FeatureService, FeatureView, RepoConfig
 from feast.infra.infra_object import InfraObject
 from feast.infra.online_stores.online_store import OnlineStore
 from feast.infra.registry.base_registry import BaseRegistry
@@ -36,11 +36,12 @@ from feast.repo_config import FeastConfigBaseModel, get_online_config_from_type
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
-from hotplate.errors import ConfigError, HotplateError, PolicyError
-from hotplate.policy import PolicyLayers, TTLMap, read_tags
+from hotplate.errors import ConfigError, HotplateError
+from hotplate.loaders import LoaderSettings, read_loaders
+from hotplate.policy import PolicyLayers, TTLMap
 from hotplate.serving import feast_path
 from hotplate.serving.lookup import Request, fault_judged, prepare
-from hotplate.serving.policies import feature_views_of, no_channel, resolve_all
+from hotplate.serving.policies import check_names, no_channel, resolve_all
 from hotplate.serving.response import CachedResponse
 from hotplate.serving.runtime import Runtime
 from hotplate.settings import MemoryConfig, SharedConfig, store_class, without_input
@@ -70,6 +71,9 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
     ttl_map: dict[str, Any] = Field(default_factory=dict)
     """Group or wildcard -> ttl, or a mapping of policy settings; `default` is for all others."""
+
+    loaders: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Feature view or group -> the SQL or the function that loads it; see `hotplate.loaders`."""
 
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Name -> a ttl_map laid over the other, chosen by the environment."""
@@ -128,6 +132,7 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
         for name, policies in self.profiles.items():
             TTLMap(policies, origin=f"profiles[{name!r}]")
         self.profile()
+        self.loader_settings()
         return self
 
     def profile(self) -> str | None:
@@ -146,6 +151,10 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
                 f"(known: {known}). Correct the variable or add the profile."
             )
         return name
+
+    def loader_settings(self) -> dict[str, LoaderSettings]:
+        """The loaders of this deployment, by name."""
+        return read_loaders(self.loaders)
 
     def layers(self) -> PolicyLayers:
         """The policy maps of this deployment, the chosen profile over the `ttl_map`."""
@@ -478,11 +487,16 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         Raises:
             PolicyError: a policy is contradictory, ambiguous or unknown; the wrapped store was not
                 asked, and a file registry is left as it was (Feast's SQL registry writes before).
+            ConfigError: a loader is named as no view and no group.
+            LoaderError: a loader cannot load its view.
         """
         runtime = self.runtime(config)
         policies = resolve_all(runtime.layers, tables_to_keep)
+        events = {name for name, policy in policies.items() if policy.is_event}
+        heard = events if events and runtime.coherence.is_broadcast() else set()
+        runtime.loaders.check_views(tables_to_keep, heard)
         if not partial:
-            self._check_names(runtime, config, policies, tables_to_delete)
+            check_names(runtime.layers, runtime.loaders, config, tables_to_keep, tables_to_delete)
         for name, policy in policies.items():
             if policy.is_event and policy.is_cached and runtime.coherence.parts() is None:
                 raise no_channel(name)
@@ -505,24 +519,6 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         finally:
             runtime.forget_views([*tables_to_delete, *tables_to_keep])
             runtime.plans.clear()
-
-    def _check_names(
-        self,
-        runtime: Runtime,
-        config: RepoConfig,
-        applied: Mapping[str, Any],
-        deleted: Sequence[FeatureView],
-    ) -> None:
-        """Refuse a name in the TTL maps that is no group, neither applied now nor before."""
-        try:
-            runtime.layers.check_names(applied)
-        except PolicyError:
-            # `feast apply` names every view; a caller of the SDK may name only what changes
-            gone = {table.name for table in deleted}
-            store = FeatureStore(config=config)
-            views = feature_views_of(store.registry, config.project)
-            before = [read_tags(v.name, v.tags).group for v in views if v.name not in gone]
-            runtime.layers.check_names([*applied, *before])
 
     def plan(self, config: RepoConfig, desired_registry_proto: RegistryProto) -> list[InfraObject]:
         """`feast plan`: what the wrapped store would change."""

@@ -20,6 +20,8 @@ __all__ = [
     "GroupCounters",
     "GroupStats",
     "HitCounter",
+    "LoaderCounters",
+    "LoaderStats",
     "PassedCounters",
     "SharedStats",
 ]
@@ -61,6 +63,60 @@ class PassedCounters:
     def snapshot(self) -> dict[str, int]:
         """The counts now."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True)
+class LoaderStats:
+    """Counts of one loader since the cache was made.
+
+    Attributes:
+        queries: SQL statements or function calls that began.
+        entities: entities asked for in them.
+        found: entities that they returned a row for.
+        errors: queries that failed, whatever the reason.
+        timeouts: loads that were given up after the loader's `timeout`.
+        written_back: rows written into the wrapped store (`write_back: true`).
+        write_back_errors: rows that could not be written there.
+        write_back_dropped: rows not written because too many were waiting.
+    """
+
+    queries: int = 0
+    entities: int = 0
+    found: int = 0
+    errors: int = 0
+    timeouts: int = 0
+    written_back: int = 0
+    write_back_errors: int = 0
+    write_back_dropped: int = 0
+
+
+class LoaderCounters:
+    """The live counters of one loader; see `LoaderStats` for what each means."""
+
+    __slots__ = (
+        "entities",
+        "errors",
+        "found",
+        "queries",
+        "timeouts",
+        "write_back_dropped",
+        "write_back_errors",
+        "written_back",
+    )
+
+    def __init__(self) -> None:
+        self.queries = 0
+        self.entities = 0
+        self.found = 0
+        self.errors = 0
+        self.timeouts = 0
+        self.written_back = 0
+        self.write_back_errors = 0
+        self.write_back_dropped = 0
+
+    def snapshot(self) -> LoaderStats:
+        """The counts now."""
+        return LoaderStats(**{name: getattr(self, name) for name in self.__slots__})
 
 
 class AgeHistogram:
@@ -295,6 +351,7 @@ class CacheStats:
             the cache below it; `refused`, among them, were wrong in themselves; `whole` went to a
             wrapped store that answers whole requests and has no rows to keep (Feast's remote one).
         cache_faults: errors of the cache itself; each was answered from the source.
+        loaders: counts of each loader, by its name in feature_store.yaml.
         channel: what the event channel has seen; None where there is none.
         shared: what the shared tier has seen; None where there is none.
     """
@@ -305,5 +362,6 @@ class CacheStats:
     source_batches: int
     requests_passed: Mapping[str, int] = field(default_factory=dict)
     cache_faults: int = 0
+    loaders: Mapping[str, LoaderStats] = field(default_factory=dict)
     channel: ChannelStats | None = None
     shared: SharedStats | None = None

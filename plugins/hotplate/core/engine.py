@@ -252,17 +252,20 @@ class Engine:
             if to_load:
                 shared = self._shared()
                 if shared is None or not shared.is_usable:
-                    rows |= yield from self._ask_source(to_load)
+                    yield from self._ask_source(to_load, rows)
                 else:
                     yield from self._ask_shared(shared, reading, to_load, rows, tiers)
         except BaseException as error:
             is_sources = isinstance(error, Exception)
             if flight is not None:
                 self.flights.leave(flight)
+                flight.rows = rows
                 flight.crash(error if is_sources else None)
-            if not is_sources or not self._take_last_good(reading, to_load, error):
+            lost = {key: want for key, want in to_load.items() if key not in rows}
+            if not is_sources or not self._take_last_good(reading, lost, error):
                 raise
-            return
+            to_load = {key: want for key, want in to_load.items() if key in rows}
+            flight = None
         if flight is not None:
             self.flights.leave(flight)
             flight.land(rows)
@@ -322,7 +325,7 @@ class Engine:
                 }
                 waiting = busy
             if to_ask:
-                rows |= yield from self._load_for_all(shared, to_ask, slots)
+                yield from self._load_for_all(shared, to_ask, slots, rows)
                 to_ask = {}
             elif waiting:
                 yield PauseStep(pause_s)
@@ -369,11 +372,15 @@ class Engine:
         return taken, slots, to_claim
 
     def _load_for_all(
-        self, shared: SharedRows, to_ask: dict[Key, Want], slots: dict[Key, Any]
-    ) -> Steps[dict[Key, bytes]]:
+        self,
+        shared: SharedRows,
+        to_ask: dict[Key, Want],
+        slots: dict[Key, Any],
+        rows: dict[Key, bytes],
+    ) -> Steps[None]:
         """Load keys, and put into the shared tier those that this process was to load."""
         try:
-            rows = yield from self._ask_source(to_ask)
+            yield from self._ask_source(to_ask, rows)
         except Exception:
             if slots:
                 yield CallStep(partial(shared.release, list(slots.values())))
@@ -387,10 +394,14 @@ class Engine:
         ]
         if items:
             yield CallStep(partial(shared.fill, items))
-        return rows
 
-    def _ask_source(self, to_load: dict[Key, Want]) -> Generator[LoadStep, Any, dict[Key, bytes]]:
-        """Load keys in one batch, stamp them, keep those that may be kept."""
+    def _ask_source(
+        self, to_load: dict[Key, Want], rows: dict[Key, bytes]
+    ) -> Generator[LoadStep, Any, None]:
+        """Load keys in one batch, stamp them into `rows`, keep those that may be kept.
+
+        Where a part of the source failed, the rest is there when its error is raised.
+        """
         by_view: dict[View, tuple[Want, list[Key]]] = {}
         for key, want in to_load.items():
             by_view.setdefault(want.view, (want, []))[1].append(key)
@@ -406,8 +417,12 @@ class Engine:
                 want.counters.load_errors += 1
             raise
         stamp = began_ns.to_bytes(8, "big")
-        rows: dict[Key, bytes] = {}
+        failed: list[Exception] = []
         for (want, keys), bodies in zip(batches, loaded, strict=True):
+            if isinstance(bodies, Exception):
+                want.counters.load_errors += 1
+                failed.append(bodies)
+                continue
             if len(bodies) != len(keys):
                 raise RuntimeError(
                     f"the source returned {len(bodies)} rows of feature view "
@@ -423,16 +438,18 @@ class Engine:
             if want.bound.policy.is_cached:
                 items = [(key, row, versions[key]) for key, row in fresh.items()]
                 want.counters.fills_refused += self.memory.fill(items, self.domain.is_current)
-        return rows
+        if failed:
+            raise failed[0]
 
     def _take_landed(
         self, reading: Reading, flight: Flight, wanted: dict[Key, Want], asked: Iterable[Key]
     ) -> None:
         """Use what another request's flight brought, or ask again."""
         if flight.error is not None and flight.keys <= set(asked):
-            if not self._take_last_good(reading, wanted, flight.error):
+            lost = {key: want for key, want in wanted.items() if key not in flight.rows}
+            if not self._take_last_good(reading, lost, flight.error):
                 raise flight.error
-            return
+            wanted = {key: want for key, want in wanted.items() if key in flight.rows}
         reading.now_ns = self.clock.now_ns()
         for key, want in wanted.items():
             row = flight.rows.get(key)

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from feast import FeatureStore, RepoConfig
 from feast.infra.registry.base_registry import BaseRegistry
 
 from hotplate.contracts import NO_LEASE_NEEDED, Lease
 from hotplate.core.engine import Bound
-from hotplate.errors import PolicyError
+from hotplate.errors import HotplateError, PolicyError
 from hotplate.policy import PolicyLayers, ResolvedPolicy, TaggedPolicy, TTLMap, read_tags
+from hotplate.serving.loaders import Loaders
 
-__all__ = ["PolicyBook", "feature_views_of", "no_channel", "resolve_all"]
+__all__ = ["PolicyBook", "check_names", "feature_views_of", "no_channel", "resolve_all"]
 
 _READ_EVERY_NS: Final = 10_000_000_000
 _log = logging.getLogger("hotplate.policy")
@@ -56,6 +58,32 @@ def resolve_all(layers: PolicyLayers, views: Iterable[Any]) -> dict[str, Resolve
     """
     groups = tagged(views)
     return {group: layers.resolve(group, said) for group, said in sorted(groups.items())}
+
+
+def check_names(
+    layers: PolicyLayers,
+    loaders: Loaders,
+    config: RepoConfig,
+    applied: Iterable[Any],
+    deleted: Iterable[Any],
+) -> None:
+    """Refuse a name in the TTL maps that is no group, and a loader's that is no view either.
+
+    Raises:
+        PolicyError, ConfigError: the name is neither applied now nor was before.
+    """
+    applied = list(applied)
+    try:
+        layers.check_names(tagged(applied))
+        loaders.check_names(applied)
+    except HotplateError:
+        # `feast apply` names every view; a caller of the SDK may name only what changes
+        gone = {table.name for table in deleted}
+        store = FeatureStore(config=config)
+        before = feature_views_of(store.registry, config.project)
+        views = [*applied, *(view for view in before if view.name not in gone)]
+        layers.check_names(read_tags(view.name, view.tags).group for view in views)
+        loaders.check_names(views)
 
 
 class _Page:

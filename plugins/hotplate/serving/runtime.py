@@ -18,11 +18,13 @@ from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.codec import Column, Layout, kind_of
 from hotplate.contracts import NO_LEASE_NEEDED, Source, View
 from hotplate.core.engine import Bound, Engine, Want
+from hotplate.errors import ConfigError
 from hotplate.invalidation.local import Domain, domain_of
 from hotplate.keys import EntityShape, ViewIdentity, shape_and_values
 from hotplate.policy import PolicyLayers
 from hotplate.servers.redis import RedisServer
 from hotplate.serving.coherence import Coherence, server_of
+from hotplate.serving.loaders import Loaders
 from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
 from hotplate.serving.policies import PolicyBook
@@ -60,8 +62,9 @@ class Runtime:
         self.wrapped.config(config)
         self.versioning = bool(config.registry.enable_online_feature_view_versioning)
         self.domain: Domain = domain_of(config.project)
+        self.loaders = Loaders(settings.loader_settings(), self.wrapped, clock)
         self.engine = Engine(
-            _ChosenSource(self.wrapped),
+            self.loaders.over(_ChosenSource(self.wrapped)),
             self.domain,
             MemoryBounds(
                 settings.memory.max_entries,
@@ -105,7 +108,13 @@ class Runtime:
         """
         if self._answers_whole is None:  # no lock: a forked child could find it held
             own = type(self.wrapped.store()).get_online_features
-            self._answers_whole = own is not OnlineStore.get_online_features
+            is_whole = own is not OnlineStore.get_online_features
+            if is_whole and self.loaders:
+                raise ConfigError(
+                    "online_store.loaders: the wrapped store answers whole requests by itself, so "
+                    "no loader would be asked. Put the loaders where its own store is configured."
+                )
+            self._answers_whole = is_whole
         return self._answers_whole
 
     @property
@@ -212,6 +221,7 @@ class Runtime:
         data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
     ) -> None:
         """Forget the entities of rows that were written, here and in the processes that listen."""
+        self.loaders.note_written(table)
         shaped = [shape_and_values(row[0]) for row in data]
         # where Redis broadcasts what is written into it, nothing need be said
         is_said = self.is_heard(table) and not self.coherence.is_broadcast()
@@ -289,7 +299,8 @@ class Runtime:
             _log.error("the cache failed and the source answers instead: %s", name)
 
     def close(self) -> None:
-        """Close what connects processes, until it is needed again."""
+        """Close what connects processes and what loaders opened, until it is needed again."""
+        self.loaders.close()
         self.coherence.close()
         shared = self._shared.get("made")
         if shared is not None:
@@ -307,6 +318,7 @@ class Runtime:
             source_batches=self.engine.source_batches,
             requests_passed=self.passed.snapshot(),
             cache_faults=self.cache_faults,
+            loaders=self.loaders.stats(),
             channel=self.coherence.stats(),
             shared=shared.stats() if (shared := self._shared.get("made")) else None,
         )
@@ -320,12 +332,12 @@ class _ChosenSource:
         self._sync: Source | None = None
         self._async: Source | None = None
 
-    def load(self, requests: Sequence[Any]) -> list[list[bytes]]:
+    def load(self, requests: Sequence[Any]) -> Sequence[list[bytes] | Exception]:
         if self._sync is None:
             self._sync = self._choose(self._wrapped.store)
         return self._sync.load(requests)
 
-    async def load_async(self, requests: Sequence[Any]) -> list[list[bytes]]:
+    async def load_async(self, requests: Sequence[Any]) -> Sequence[list[bytes] | Exception]:
         if self._async is None:
             self._async = self._choose(self._wrapped.store_async)
         return await self._async.load_async(requests)
