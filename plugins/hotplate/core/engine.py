@@ -53,6 +53,7 @@ from hotplate.tiers.memory import EvictionCause, MemoryBounds, MemoryTier
 __all__ = ["Answer", "Bound", "Engine", "Want"]
 
 
+_NEVER: Final = b"\xff" * 8
 _PAUSE_S: Final = 0.002
 _PAUSE_MAX_S: Final = 0.02
 
@@ -188,11 +189,15 @@ class Engine:
         found, origins = reading.answer_of, reading.origins
         began = reading.began_ns.to_bytes(8, "big")  # rows compare by their stamps
         for want in reading.wants:
+            fresh = want.bound.threshold(reading.now_ns)
+            if not want.bound.lease.is_valid(reading.now_ns):
+                fresh = _NEVER
             for key in want.keys:
                 row = found[key]
+                if (row > fresh and not is_absent(row)) or row >= began:
+                    continue
                 if (
-                    row < began
-                    and not self._is_good(row, want.bound, reading)
+                    not self._is_good(row, want.bound, reading)
                     and origins.get(key) is not Tier.LAST_GOOD
                     and key not in reading.missing
                 ):
@@ -304,6 +309,8 @@ class Engine:
                 taken, slots, to_claim = self._judge_shared(reading, waiting, found, versions)
                 rows |= taken
                 tiers |= dict.fromkeys(taken, Tier.SHARED)
+                if len(taken) == len(waiting) and not to_ask:
+                    return
                 busy = {
                     key: want
                     for (key, want), one in zip(waiting.items(), found, strict=True)

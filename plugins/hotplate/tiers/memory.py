@@ -86,6 +86,8 @@ class MemoryTier:
         ),
     ) -> None:
         self.bounds = bounds
+        self._absent_entries_max = int(bounds.max_entries * bounds.absent_share)
+        self._absent_bytes_max = int(bounds.max_bytes * bounds.absent_share)
         self._on_added = on_added
         self._on_removed = on_removed
         self._rows = _Shelf()
@@ -141,8 +143,19 @@ class MemoryTier:
                     refused += 1
                 else:
                     self._put(key, row)
-                    self._evict()
+                    if self._is_over():
+                        self._evict()
         return refused
+
+    def _is_over(self) -> bool:
+        rows, absent = self._rows, self._absent
+        absent_count = len(absent.lru)
+        return (
+            len(rows.lru) + absent_count > self.bounds.max_entries
+            or rows.size + absent.size > self.bounds.max_bytes
+            or absent_count > self._absent_entries_max
+            or absent.size > self._absent_bytes_max
+        )
 
     def _put(self, key: Key, row: bytes) -> None:
         into, other = (self._absent, self._rows) if is_absent(row) else (self._rows, self._absent)
@@ -173,11 +186,8 @@ class MemoryTier:
             self._on_removed(token_of(key), freed, cause)
 
     def _evict(self) -> None:
-        bounds = self.bounds
-        absent_entries = int(bounds.max_entries * bounds.absent_share)
-        absent_bytes = int(bounds.max_bytes * bounds.absent_share)
-        absent = self._absent
-        while len(absent.lru) > absent_entries or absent.size > absent_bytes:
+        bounds, absent = self.bounds, self._absent
+        while len(absent.lru) > self._absent_entries_max or absent.size > self._absent_bytes_max:
             self._account(absent, *absent.lru.popitem(), EvictionCause.ABSENT_SHARE)
         while len(self) > bounds.max_entries:
             self._pop_one(EvictionCause.ENTRIES)

@@ -115,7 +115,7 @@ class SharedTier:
         self._breaker = Breaker(self._recover)
         self._project = quote(project, safe="").encode()
         self._generations_at = b"hotplate:generations:" + self._project
-        self._prefixes: dict[View, tuple[bytes, bytes]] = {}
+        self._places: dict[View, _Place] = {}
         self._start_clean()
         self.rejected = self.too_large = self.refused = self.errors = 0
         self._lease_ms = max(1, int(bounds.lease_s * 1000))
@@ -150,14 +150,14 @@ class SharedTier:
 
     # -- keys -----------------------------------------------------------------------------------
 
-    def _place(self, view: View) -> tuple[bytes, bytes]:
-        """What the keys of a view begin with, and its fingerprint."""
-        place = self._prefixes.get(view)
+    def _place(self, view: View) -> _Place:
+        place = self._places.get(view)
         if place is None:
             identity = view.identity
             text = repr((identity.view, identity.version, identity.columns, identity.shape))
-            place = self._prefixes[view] = (
+            place = self._places[view] = _Place(
                 self._prefix(identity.version, identity.shape),
+                identity.view.encode(),
                 blake2b(text.encode(), digest_size=8).digest(),
             )
         return place
@@ -186,36 +186,35 @@ class SharedTier:
             return [Found()] * len(asked)
 
     def _look(self, asked: Sequence[tuple[View, Key]]) -> list[Found]:
-        views = dict.fromkeys(view for view, _ in asked)
-        places = {view: self._place(view) for view in views}
-        keys = [places[view][0] + _entity(key) for view, key in asked]
-        fields = [_EVERY_VIEW, *(view.identity.view.encode() for view in views)]
+        places: dict[View, _Place] = {}
+        keys = []
+        for view, key in asked:
+            place = places.get(view)
+            if place is None:
+                place = places[view] = self._place(view)
+            keys.append(place.prefix + _entity(key))
+        fields = [_EVERY_VIEW, *(place.field for place in places.values())]
         home = self._generations_at
         now_ns, wall_us = self._clock.now_ns(), self._clock.wall_ns() // 1_000
         (seconds, micros), known, *entries = self._pool.ask_keys(
             [(b"TIME",), (b"HMGET", home, *fields)], home, keys
         )
-        generations = self._generations(fields, known)
+        every, *generations = known if None not in known else self._begin(fields)
         server_us = int(seconds) * 1_000_000 + int(micros)
         origins = {
-            view: _REST.pack(
-                places[view][1],
-                generations[_EVERY_VIEW] + generations[view.identity.view.encode()],
-                server_us,
-                wall_us,
-            )
-            for view in views
+            view: _REST.pack(place.fingerprint, every + generation, server_us, wall_us)
+            for (view, place), generation in zip(places.items(), generations, strict=True)
         }
         found: list[Found] = []
-        for (view, _), key, entry in zip(asked, keys, entries, strict=True):
+        for (view, _), at, entry in zip(asked, keys, entries, strict=True):
             origin = origins[view]
             if entry is None:
-                found.append(Found(None, _Slot(key, None, origin)))
+                found.append(Found(None, _Slot(at, None, origin)))
             elif entry[:1] == _LEASE:
                 found.append(_BUSY)
             else:
-                row = self._open(key, entry, origin, server_us, wall_us, now_ns)
-                found.append(Found(row, _Slot(key, entry, origin)))
+                row = self._open(at, entry, origin, server_us, wall_us, now_ns)
+                found.append(Found(row, _Slot(at, entry, origin)))
         return found
 
     def claim(self, slots: Sequence[Any]) -> list[Found]:
@@ -276,24 +275,12 @@ class SharedTier:
         stamp_ns = now_ns - age_us * 1_000
         return stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[_BODY_AT:] if stamp_ns > 0 else None
 
-    def _generations(self, fields: Sequence[bytes], known: Any) -> dict[bytes, bytes]:
-        """The generation of each field; one that has none yet gets one."""
-        if isinstance(known, CommandRefused):
-            raise known
-        if None in known:
-            made = [
-                (
-                    self._generations_at,
-                    ("HSETNX", self._generations_at, field, os.urandom(16)),
-                )
-                for field, value in zip(fields, known, strict=True)
-                if value is None
-            ]
-            again = (self._generations_at, ("HMGET", self._generations_at, *fields))
-            known = self._pool.ask([*made, again])[-1]
-            if isinstance(known, CommandRefused):
-                raise known
-        return dict(zip(fields, known, strict=True))
+    def _begin(self, fields: Sequence[bytes]) -> list[bytes]:
+        """Give a generation to each field that has none yet."""
+        home = self._generations_at
+        made = [(home, ("HSETNX", home, field, os.urandom(16))) for field in fields]
+        known = self._must([*made, (home, ("HMGET", home, *fields))])[-1]
+        return list(known)
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -414,10 +401,12 @@ class SharedTier:
                 self._owe(list(keys), list(fields))
                 raise
 
-    def _must(self, commands: Sequence[Command]) -> None:
-        for reply in self._pool.ask(commands):
+    def _must(self, commands: Sequence[Command]) -> list[Any]:
+        replies = self._pool.ask(commands)
+        for reply in replies:
             if isinstance(reply, CommandRefused):
                 raise reply
+        return replies
 
     # -- faults ---------------------------------------------------------------------------------
 
@@ -454,6 +443,14 @@ class SharedTier:
     def close(self) -> None:
         """Close what is idle."""
         self._pool.drop()
+
+
+class _Place(NamedTuple):
+    """What the keys of a view begin with, its field among the generations, its fingerprint."""
+
+    prefix: bytes
+    field: bytes
+    fingerprint: bytes
 
 
 class _Slot(NamedTuple):
