@@ -17,7 +17,7 @@ from hotplate.keys import EntityShape
 from hotplate.online_store import CachedOnlineStore
 from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.plan import entity_column
-from hotplate.serving.policies import feature_views_of, resolve_all
+from hotplate.serving.policies import feature_views_of, group_of, resolve_all
 from hotplate.serving.reader import MatrixReader
 from hotplate.serving.runtime import Runtime
 from hotplate.stats import CacheStats
@@ -69,6 +69,8 @@ class Hotplate:
     def policies(self) -> dict[str, ResolvedPolicy]:
         """The policy of every group, complete, with where each setting comes from.
 
+        Empty before the first `feast apply`.
+
         Raises:
             PolicyError: the tags and the deployment contradict each other.
             ConfigError: a loader is named as no view and no group.
@@ -76,8 +78,9 @@ class Hotplate:
         views = feature_views_of(self._store.registry, self._store.project)
         layers = self.runtime.layers
         policies = resolve_all(layers, views)
-        layers.check_names(policies)
-        self.runtime.loaders.check_names(views)
+        if policies:
+            layers.check_names(group_of(views))
+            self.runtime.loaders.check_names(views)
         return policies
 
     def loaders(self) -> dict[str, dict[str, str]]:
