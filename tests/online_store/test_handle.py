@@ -77,6 +77,26 @@ def test_stats_are_a_snapshot_and_repr_shows_live_state(repo: Repo) -> None:
     assert "rows=1" in repr(repo.cache)
 
 
+def test_stats_print_as_a_table(repo: Repo) -> None:
+    """What a person wants to know, aligned; `repr` keeps every count."""
+    for _ in range(3):
+        repo.hot.get_online_features(AGE, ONE)
+    repo.hot.get_online_features(AGE, ONE, include_feature_view_version_metadata=True)
+    stats = repo.cache.stats()
+    header, row, total = str(stats).splitlines()
+    assert header.split() == [
+        "group",
+        "hit",
+        "rate",
+        *["hits", "misses", "loads", "entries", "bytes"],
+    ]
+    assert row.split()[:-1] == ["v", "75.0%", "3", "1", "1", "1"]
+    assert len(header) == len(row)
+    assert total.startswith("1 entries of ")
+    assert "1 round trips to the source; 1 requests past the cache; 0 faults" in total
+    assert repr(stats).startswith("CacheStats(groups={'v': GroupStats(hits_memory=3,")
+
+
 def test_counts_outlive_the_plans_that_counted(repo: Repo) -> None:
     """A registry refresh drops plans, never hits."""
     for _ in range(5):
