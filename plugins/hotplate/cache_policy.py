@@ -54,10 +54,6 @@ PRESETS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The usual cases, from what changes rarely to what must never be a moment late."""
 
-_DURATION_FIX: Final = (
-    "Write a duration such as '30s', '5m', '0s' (keep nothing) or 'none' (no limit)."
-)
-
 
 class CachePolicy(BaseModel):
     """The settings of one group; what is left out is decided by the next layer.
@@ -227,8 +223,9 @@ def _as_policy_error(group: str, error: ValidationError) -> PolicyError:
     key = str(first["loc"][0]) if first["loc"] else "(policy)"
     if first["type"] == "extra_forbidden":
         return _unknown_setting(group, key)
+    # what is wrong with a duration says itself what to write
     problem = first["msg"].removeprefix("Value error, ")
-    return PolicyError(group=group, key=key, problem=problem, fix=_FIX.get(key, _DURATION_FIX))
+    return PolicyError(group=group, key=key, problem=problem, fix=_FIX.get(key, ""))
 
 
 def _unknown_setting(group: str, key: str) -> PolicyError:

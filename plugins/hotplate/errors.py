@@ -40,7 +40,7 @@ class PolicyError(HotplateError):
         self.fix = fix
         self.place = place
         where = f" ({place})" if place else ""
-        super().__init__(f"cache policy{_subject(group)}{where}: {key}: {problem}. {fix}")
+        super().__init__(f"cache policy{_subject(group)}{where}: {key}: {problem}. {fix}".rstrip())
 
     def placed(self, place: str) -> PolicyError:
         """The same error, with where it was found if it does not say so already."""
