@@ -101,16 +101,17 @@ def _fill_short(
     table.add_column("group", style="bold", overflow="fold")
     for header in ("ttl", "negative", "jitter", "revalidate", "on source error", "coherence"):
         table.add_column(header)
-    for header in ("cache", *(["loader"] if any(loaders.values()) else [])):
-        table.add_column(header)
+    table.add_column("cache")
+    has_loaders = any(loaders.values())
+    if has_loaders:
+        table.add_column("loader")
     for name, resolved in policies.items():
         *settings, cache = resolved.shown().values()
         if not resolved.is_cached:
             settings = ["-"] * len(settings)
             cache = "never" if resolved.is_never else "never (no ttl)"
-        table.add_row(
-            name, *settings, cache, ", ".join(sorted(set(loaders.get(name, {}).values())))
-        )
+        kinds = sorted(set(loaders.get(name, {}).values()))
+        table.add_row(name, *settings, cache, *([", ".join(kinds)] if has_loaders else []))
 
 
 def _fill_long(

@@ -23,6 +23,7 @@ __all__ = ["MemoryConfig", "SharedConfig", "check_store", "store_class", "tidied
 
 _EXAMPLES: Final = {
     "ttl_map": "ttl_map: {default: 30s}",
+    "loaders": "loaders: {card_stats: {function: 'module:name'}}",
     "profiles": "profiles: {edge: {default: 5s}}",
     "memory": "memory: {max_bytes: 512MB}",
     "shared": "shared: {connection_string: 'localhost:6379'}",
