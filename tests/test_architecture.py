@@ -14,8 +14,8 @@ PACKAGE = ROOT / "plugins" / "hotplate"
 
 # room -> rooms it may import; a room is a subpackage or a module of the package
 PURE = {
-    *("errors", "durations", "sizes", "clock", "policy", "loaders", "keys", "codec"),
-    *("contracts", "stats"),
+    *("errors", "durations", "sizes", "clock", "policy", "cache_policy", "resolved", "loaders"),
+    *("keys", "codec", "contracts", "stats"),
 }
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(PURE, PURE),

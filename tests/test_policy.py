@@ -12,23 +12,25 @@ from hypothesis import strategies as st
 from hotplate import CachePolicy, PolicyError, TTLMap
 from hotplate.durations import NO_LIMIT_NS, format_duration, parse_duration
 from hotplate.policy import PolicyLayers, read_tags
-from hotplate.sizes import format_bytes, parse_bytes
+from hotplate.sizes import format_bytes, parse_bytes, parse_share
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("30s", 30), ("5m", 300), ("1h30m", 5400), ("250ms", 0.25), ("7d", 604_800), ("0", 0)]
-    + [("0s", 0), (0, 0), ("1.5s", 1.5), (" 5M ", 300), (timedelta(minutes=1), 60)],
+    + [("0s", 0), (0, 0), ("1.5s", 1.5), (" 5M ", 300), (timedelta(minutes=1), 60)]
+    + [("1.9ms", 0.001), (timedelta(microseconds=1900), 0.001), ("1.001s", 1.001)],
 )
 def test_durations_as_people_write_them(text: object, seconds: float) -> None:
-    """Text with units, zero without one, and timedeltas."""
+    """Text with units, zero without one, and timedeltas; rounded down to milliseconds."""
     assert parse_duration(text) == round(seconds * 1e9)
 
 
 @pytest.mark.parametrize(
     "wrong",
     ["", "30", 30, 1.5, "-5s", -1, None, True, "5 parsecs", "m5", "30s5m", "5m5m", "1e3s", "nan"]
-    + [[], timedelta(seconds=-1), "infinity", "99999999d"],
+    + [[], timedelta(seconds=-1), "infinity", "99999999d", float("nan"), float("inf")]
+    + ["0.1ms", "0.0000000001ms", timedelta(microseconds=999)],
 )
 def test_durations_that_are_refused(wrong: object) -> None:
     """No unit, a sign, an empty value, a unit twice or out of order: each with what to write."""
@@ -114,20 +116,24 @@ def resolve(layers: PolicyLayers, group: str, **tags: str) -> dict[str, str]:
     return layers.resolve(group, tagged).shown()
 
 
-def test_later_layers_win_setting_by_setting() -> None:
-    """default < tags < wildcard < name < the profile's three, each setting for itself."""
-    ttl_map = TTLMap({"default": {"ttl": "1s", "jitter": "5%"}, "user_*": {"ttl": "3s"}})
-    exact = TTLMap({"user_x": "4s", "user_*": "3s", "default": "1s"})
+def test_what_speaks_of_fewer_groups_wins_and_then_the_profile() -> None:
+    """default < tags < wildcard < name, in each the profile last; each setting for itself."""
+    ttl_map = TTLMap({"default": "1s", "user_*": {"ttl": "3s", "jitter": "5%"}, "user_x": "4s"})
     profile = TTLMap({"default": "5s", "user_*": "6s", "user_y": "7s"})
-    assert resolve(PolicyLayers(TTLMap()), "user_x")["ttl"] == "0s"
-    assert resolve(PolicyLayers(ttl_map), "other") | {} == resolve(PolicyLayers(ttl_map), "other")
-    assert resolve(PolicyLayers(ttl_map), "other")["jitter"] == "0.05"
-    assert resolve(PolicyLayers(ttl_map), "other", ttl="2s")["ttl"] == "2s"
-    assert resolve(PolicyLayers(ttl_map), "user_x", ttl="2s")["ttl"] == "3s"
-    assert resolve(PolicyLayers(exact), "user_x", ttl="2s")["ttl"] == "4s"
-    assert resolve(PolicyLayers(exact, profile), "other", ttl="2s")["ttl"] == "5s"
-    assert resolve(PolicyLayers(exact, profile), "user_x", ttl="2s")["ttl"] == "6s"
-    assert resolve(PolicyLayers(exact, profile), "user_y", ttl="2s")["ttl"] == "7s"
+    plain, layers = PolicyLayers(ttl_map), PolicyLayers(ttl_map, profile)
+    assert resolve(PolicyLayers(TTLMap()), "other")["ttl"] == "0s"
+    for group, tags, ttl, ttl_with_profile in (
+        ("other", {}, "1s", "5s"),
+        ("other", {"ttl": "2s"}, "2s", "2s"),
+        ("user_z", {"ttl": "2s"}, "3s", "6s"),
+        ("user_x", {"ttl": "2s"}, "4s", "4s"),
+        ("user_y", {"ttl": "2s"}, "3s", "7s"),
+    ):
+        assert resolve(plain, group, **tags)["ttl"] == ttl
+        assert resolve(layers, group, **tags)["ttl"] == ttl_with_profile
+    assert resolve(layers, "user_x")["jitter"] == "0.05"
+    off = PolicyLayers(ttl_map, TTLMap({"*": {"cache": "never"}}))
+    assert resolve(off, "user_x")["cache"] == "never"
 
 
 def test_origins_say_where_each_setting_comes_from() -> None:
@@ -163,9 +169,16 @@ def test_a_lower_ttl_in_a_later_layer_takes_what_depends_on_it_along() -> None:
     """Lowering a ttl in a deployment does not ask for every other setting to be said again."""
     layers = PolicyLayers(TTLMap({"users": "2s"}))
     tags = CachePolicy(ttl="1h", negative_ttl="1m", stale_while_revalidate="10m").tags()
-    shown = layers.resolve("users", [read_tags("users", tags)]).shown()
+    resolved = layers.resolve("users", [read_tags("users", tags)])
+    shown = resolved.shown()
     assert (shown["ttl"], shown["negative_ttl"]) == ("2s", "2s")
     assert shown["stale_while_revalidate"] == "1s"
+    cut = "tags of feature view 'users', cut to fit the ttl (ttl_map['users'])"
+    assert resolved.origins["negative_ttl"] == cut
+    assert resolved.origins["stale_while_revalidate"] == cut
+    endless = PolicyLayers(TTLMap({"users": "none"})).resolve("users", [read_tags("users", tags)])
+    assert endless.shown()["stale_while_revalidate"] == "off"
+    assert "off for want of a ttl that ends" in endless.origins["stale_while_revalidate"]
 
 
 def test_a_map_writes_tags_for_its_groups() -> None:
@@ -181,11 +194,106 @@ def test_a_map_writes_tags_for_its_groups() -> None:
         TTLMap({"users": "30s"}).tags("user")
 
 
+def test_a_map_writes_tags_that_can_be_read_again() -> None:
+    """Its default is cut to fit a group of a shorter ttl, and left out where nothing is kept."""
+    default = {"ttl": "1h", "negative_ttl": "1m", "stale_while_revalidate": "10m"}
+    freshness = TTLMap(
+        {
+            "default": {**default, "coherence": "event", "on_source_error": "last_good 2h"},
+            "quick": "2s",
+            "blocked": {"cache": "never"},
+            "none_kept": "0s",
+        }
+    )
+    for group, swr in (("quick", "1s"), ("blocked", None), ("none_kept", None)):
+        tags = freshness.tags(group)
+        assert tags.get("hotplate.stale_while_revalidate") == swr
+        assert read_tags(group, tags).policy.settings()
+
+
 def test_names_that_are_no_group_are_refused() -> None:
     """A typo in a deployment's map is not a policy that nobody lives by."""
+    group_of = {"user": "user", "user_stats": "user", "merchant": "merchant"}
     layers = PolicyLayers(TTLMap({"usr": "3s", "x*": "4s", "default": "1s"}))
     with pytest.raises(PolicyError, match="Did you mean 'user'"):
-        layers.check_names(["user", "merchant"])
+        layers.check_names(group_of)
+    layers = PolicyLayers(TTLMap({"user_stats": "3s"}))
+    with pytest.raises(PolicyError, match="is a feature view of group 'user': name the group"):
+        layers.check_names(group_of)
+    assert TTLMap({"x*": "4s", "user*": "1s"}).idle_wildcards(["user", "merchant"]) == ["x*"]
+
+
+def test_a_stray_name_may_have_been_meant_for_any_group_not_named() -> None:
+    """Until it is corrected, these are no staler than it allows, nor than their own policy."""
+    ttl_map = TTLMap(
+        {
+            "default": {"ttl": "1m", "on_source_error": "last_good 10m"},
+            "merchant": "90s",
+            "usr": {"ttl": "3s", "on_source_error": "raise"},
+        }
+    )
+    layers = PolicyLayers(ttl_map, TTLMap({"cuont": {"ttl": "2m", "coherence": "event"}}))
+    strays = layers.strays({"user", "merchant", "count"})
+    assert [stray.name for stray in strays] == ["usr", "cuont"]
+    user = layers.resolve("user", (), strays)
+    assert (user.shown()["ttl"], user.last_good_ns, user.is_event) == ("3s", None, True)
+    merchant = layers.resolve("merchant", (), strays)
+    assert merchant.shown()["ttl"] == "1m30s"
+    assert merchant.is_event
+    never = TTLMap({"default": "1m", "usr": {"cache": "never"}})
+    layers = PolicyLayers(never)
+    assert not layers.resolve("user", (), layers.strays({"user"})).is_cached
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["users"], "ttl_map: is a list, not a mapping"),
+        ({"": "30s"}, "'': is no name of a group"),
+        ({5: "30s"}, "5: is no name of a group"),
+        ({True: "30s"}, "True: is no name of a group"),
+        ({"users": "never"}, r"group 'users' \(ttl_map\): ttl: 'never' .* write {cache: never}"),
+        ({"default": "5 apples"}, r"policy of the default \(ttl_map\): ttl: '5 apples'"),
+        ({"user_*": "5 apples"}, r"policy of the groups 'user_\*' \(ttl_map\): ttl: '5 apples'"),
+    ],
+)
+def test_maps_that_are_refused(wrong: Any, says: str) -> None:
+    """What is no map, no name or no policy, with where it stands."""
+    with pytest.raises(PolicyError, match=says):
+        TTLMap(wrong)
+
+
+def test_a_policy_needs_names_of_settings() -> None:
+    """A policy that has no group yet does not pretend to have one."""
+    with pytest.raises(PolicyError, match=r"^cache policy: ttl: '30s' is given without the name"):
+        CachePolicy("30s")
+    with pytest.raises(PolicyError, match=r"^cache policy: ttl: 'soon' is not a duration"):
+        CachePolicy(ttl="soon")
+
+
+@pytest.mark.parametrize("off", [{"cache": "never"}, {"coherence": "never"}, {"ttl": "0s"}])
+@pytest.mark.parametrize(
+    "promise",
+    [{"on_source_error": "last_good 1h"}, {"stale_while_revalidate": "1s"}],
+)
+def test_a_promise_that_nothing_could_keep_is_refused(
+    off: dict[str, str], promise: dict[str, str]
+) -> None:
+    """Where nothing is kept there is no last value to serve; a harmless ttl may stand there."""
+    with pytest.raises(PolicyError, match="has no effect beside"):
+        CachePolicy(**off, **promise)
+    assert CachePolicy(**off, jitter=0).settings()
+    assert CachePolicy(cache="never", ttl="5m").settings()
+
+
+@pytest.mark.parametrize("off", [False, "off", "0s", 0])
+def test_revalidation_can_be_off(off: Any) -> None:
+    """YAML reads `off` as false; it is shown as people write it."""
+    policy = CachePolicy(ttl="1m", stale_while_revalidate=off)
+    assert policy.tags()["hotplate.stale_while_revalidate"] == "off"
+    assert read_tags("v", policy.tags()).policy == policy
+    shown = PolicyLayers(TTLMap({"v": policy})).resolve("v").shown()
+    assert shown["stale_while_revalidate"] == "off"
 
 
 @pytest.mark.parametrize(
@@ -201,6 +309,14 @@ def test_sizes_that_are_refused(wrong: object) -> None:
     """No unit, no room, no number."""
     with pytest.raises(ValueError, match="write"):
         parse_bytes(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["", "much", None, True, [], float("nan"), "nan", "inf%"])
+def test_shares_that_are_refused(wrong: object) -> None:
+    """No number, or none that is finite."""
+    assert parse_share("10%") == pytest.approx(parse_share(0.1))
+    with pytest.raises(ValueError, match="is not a share"):
+        parse_share(wrong)
 
 
 def test_sizes_are_shown_short() -> None:

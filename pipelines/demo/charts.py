@@ -22,6 +22,7 @@ _INK = "#1f2937"
 _GRID = "#e5e7eb"
 _BINS_PER_DECADE = 20
 _POINTS = 1_200
+_YOUNGEST_S = 0.01
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
@@ -36,7 +37,7 @@ def latency(found: Recording, results: Results) -> go.Figure:
     high = 1.2 * max(np.percentile(values, 99.9) for _, values, _, _ in runs)
     edges = _log_edges(low, high)
     figure = _figure(height=420)
-    for place, (run, values, color, quantiles) in enumerate(runs):
+    for run, values, color, quantiles in runs:
         share = np.histogram(np.minimum(values, edges[-1]), edges)[0] / len(values)
         hover = "%{y:.1%} of the requests from %{x:.0f} µs"
         line = _line(run, color, edges, [*share, 0], hover, is_filled=True)
@@ -44,7 +45,7 @@ def latency(found: Recording, results: Results) -> go.Figure:
         if quantiles is not None:
             p50, p99 = duration(quantiles.p50_us), duration(quantiles.p99_us)
             line.name = f"{run}: p50 {p50}, p99 {p99}"
-            _mark_quantiles(figure, color, quantiles, place)
+            _mark_quantiles(figure, color, quantiles)
         figure.add_trace(line)
     ticks = [base * 10.0**power for power in range(0, 6) for base in (1, 3)]
     shown = [tick for tick in ticks if edges[0] <= tick <= edges[-1]]
@@ -56,7 +57,6 @@ def latency(found: Recording, results: Results) -> go.Figure:
         title="time to answer one request",
     )
     figure.update_yaxes(tickformat=".0%", title="share of requests", rangemode="tozero")
-    figure.update_layout(margin={"t": 104}, legend={"y": 1.18})
     return figure
 
 
@@ -66,28 +66,10 @@ def _log_edges(low_us: float, high_us: float) -> npt.NDArray[np.float64]:
     return np.logspace(first, last, count)
 
 
-def _mark_quantiles(figure: go.Figure, color: str, quantiles: Latency, place: int) -> None:
-    """Mark p50 and p99; each run has a height of its own for its labels."""
-    top = 1.01 + 0.07 * place
-    for label, value in (("p50", quantiles.p50_us), ("p99", quantiles.p99_us)):
-        figure.add_shape(
-            type="line",
-            x0=value,
-            x1=value,
-            y0=0,
-            y1=top,
-            yref="paper",
-            line={"color": color, "width": 1.5, "dash": "dash" if label == "p99" else "solid"},
-        )
-        figure.add_annotation(
-            x=float(np.log10(value)),  # on a logarithmic axis annotations are placed by exponent
-            y=top,
-            yref="paper",
-            yanchor="bottom",
-            text=label,
-            showarrow=False,
-            font={"color": color, "size": 12},
-        )
+def _mark_quantiles(figure: go.Figure, color: str, quantiles: Latency) -> None:
+    """A solid line at the p50 and a dashed one at the p99; the legend has their values."""
+    for dash, value in (("solid", quantiles.p50_us), ("dash", quantiles.p99_us)):
+        figure.add_vline(x=value, line={"color": color, "width": 1.5, "dash": dash})
 
 
 def hit_rates(parts: Sequence[Bucket], results: Results) -> go.Figure:
@@ -142,35 +124,61 @@ def _line(
 
 
 def ages(found: Recording, results: Results) -> go.Figure:
-    """The age of what was served, as a share of each group's bound."""
-    figure = _figure(height=120 + 84 * len(results.groups))
+    """The age of what was served, and each group's bound, on a logarithmic scale."""
+    bounded = {name: group for name, group in results.groups.items() if group.ttl_s}
+    figure = _figure(height=130 + 90 * len(bounded))
     figure.update_layout(showlegend=False)
-    for name, color in reversed(list(_colors(results).items())):
-        group = results.groups[name]
-        if not group.ttl_s:
-            continue
-        values = np.asarray(found.ages[name].age_s)
-        label = f"{name}<br>oldest {seconds(group.max_age_s)} of {seconds(group.ttl_s)}"
+    colors = _colors(results)
+    last_s = _YOUNGEST_S
+    for place, (name, group) in enumerate(reversed(bounded.items())):
+        bound_s = group.ttl_s or 0.0
+        last_s = max(last_s, bound_s)
+        values = np.maximum(np.asarray(found.ages[name].age_s), _YOUNGEST_S)
         figure.add_trace(
             go.Box(
-                x=_sample(values) / group.ttl_s,
-                name=label,
+                x=_sample(values),
+                y0=place,
                 orientation="h",
                 boxpoints="all",
                 jitter=0.7,
                 pointpos=0,
-                marker={"color": color, "size": 3, "opacity": 0.25},
-                line={"color": color, "width": 2},
+                width=0.42,
+                marker={"color": colors[name], "size": 3, "opacity": 0.25},
+                line={"color": colors[name], "width": 2},
                 fillcolor="rgba(255,255,255,0.6)",
                 hoverinfo="skip",
             )
         )
-    figure.add_vline(x=1, line={"color": _INK, "width": 2})
-    figure.add_annotation(
-        x=1, y=1, yref="paper", yanchor="bottom", text="bound", showarrow=False, xanchor="center"
+        figure.add_shape(
+            type="line",
+            x0=bound_s,
+            x1=bound_s,
+            y0=place - 0.32,
+            y1=place + 0.32,
+            line={"color": _INK, "width": 3},
+        )
+        # above its box instead of beside it: on a phone there is no room for both
+        figure.add_annotation(
+            x=0,
+            xref="paper",
+            y=place + 0.3,
+            xanchor="left",
+            yanchor="bottom",
+            text=f"<b>{name}</b>: oldest {seconds(group.max_age_s)}, bound {seconds(bound_s)}",
+            showarrow=False,
+            font={"color": colors[name], "size": 12},
+        )
+    ticks = [0.01, 0.1, 1, 10, 60, 600, 3_600, 86_400]
+    shown = [tick for tick in ticks if tick <= last_s]
+    figure.update_xaxes(
+        type="log",
+        range=[np.log10(_YOUNGEST_S) - 0.05, np.log10(last_s) + 0.1],
+        tickvals=shown,
+        ticktext=[seconds(tick) for tick in shown],
+        title="age when served",
     )
-    figure.update_xaxes(title="age, as a share of the bound", tickformat=".0%", range=[-0.02, 1.08])
-    figure.update_yaxes(automargin=True, showgrid=False)
+    figure.update_yaxes(showticklabels=False, showgrid=False, range=[-0.5, len(bounded) - 0.3])
+    figure.update_layout(margin={"l": 16, "t": 12})
     return figure
 
 
@@ -183,7 +191,7 @@ def _sample(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _time_axis(figure: go.Figure, parts: Sequence[Bucket]) -> None:
     # A range of its own: otherwise a label at the right makes room for itself on a narrow screen
-    figure.update_xaxes(title="time since the replay began, seconds", range=[0, parts[-1].at_s])
+    figure.update_xaxes(title="seconds since the start", range=[0, parts[-1].at_s])
 
 
 def _mark_outside_write(figure: go.Figure, results: Results, height: float) -> None:

@@ -13,7 +13,7 @@ import plotly.offline
 from pipelines.demo import charts
 from pipelines.demo.replay import Recording
 from pipelines.demo.results import GroupResult, Results, buckets
-from pipelines.demo.wording import count, duration, seconds, share, times
+from pipelines.demo.wording import GROUP_HEADINGS, count, duration, equality, seconds, share, times
 
 __all__ = ["PLOTS", "page"]
 
@@ -33,6 +33,7 @@ _PAGE = Template("""<!doctype html>
 <style>
 :root { --ink: #1f2937; --soft: #5b6472; --line: #e2e5ea; --hot: #d9480f; }
 * { box-sizing: border-box; }
+html { overflow-y: scroll; } /* plots are drawn to the width that is left beside the bar */
 body { margin: 0; background: #f6f7f9; color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 main { max-width: 60rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
@@ -41,18 +42,18 @@ h2 { font-size: 1.2rem; margin: 0 0 .4rem; }
 p { margin: .4rem 0; max-width: 46rem; }
 .soft { color: var(--soft); font-size: .92rem; }
 section { background: #fff; border: 1px solid var(--line); border-radius: 10px;
-  padding: 1.2rem 1.3rem; margin-top: 1.2rem; }
+  padding: 1.2rem clamp(.8rem, 3vw, 1.3rem); margin-top: 1.2rem; overflow: hidden; }
 .tiles { display: grid; gap: .8rem; margin-top: 1.2rem;
   grid-template-columns: repeat(auto-fit, minmax(12rem, 1fr)); }
 .tile { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem; }
 .tile b { display: block; font-size: 1.75rem; line-height: 1.2; color: var(--hot); }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; -webkit-overflow-scrolling: touch; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .38rem .7rem; border-bottom: 1px solid var(--line);
   white-space: nowrap; }
 th { font-weight: 600; color: var(--soft); font-size: .88rem; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
-td:first-child { white-space: normal; min-width: 11rem; }
+td:first-child { white-space: normal; min-width: 8.5rem; }
 tr:last-child td { border-bottom: 0; }
 ul { margin: .4rem 0; padding-left: 1.2rem; }
 li { margin: .25rem 0; max-width: 46rem; }
@@ -67,8 +68,10 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 <div class="tiles">$tiles</div>
 <section><h2>In numbers</h2>$numbers</section>
 <section><h2>Group by group</h2>$groups
-<p class="soft">One row of one feature view is one read. <i>Bound</i> is the TTL: the age up to
-which a value may be served after it was read from the online store.</p></section>
+<p class="soft"><i>Source reads</i> are rows asked of the online store, one a feature view and
+entity. <i>Forgotten</i> are rows dropped because they were pushed. <i>Bound</i> is the ttl: the age
+up to which a value may be served after it was read from the online store; <i>past bound</i> counts
+values served older than it.</p></section>
 $plots
 <section><h2>Are the answers the same?</h2>$answers</section>
 <section><h2>How it was measured</h2>$method</section>
@@ -119,8 +122,8 @@ def _tiles(results: Results) -> str:
     past_bound = sum(group.past_bound for group in results.groups.values())
     tiles = (
         (times(results.ratio("p50")), "lower median latency"),
-        (times(results.read_ratio()), "fewer rows asked of the online store"),
-        (share(results.from_memory), "of requests answered without asking it at all"),
+        (times(results.read_ratio()), "fewer source reads: rows asked of the online store"),
+        (share(results.from_memory), "of requests answered without any"),
         (count(past_bound), "values served past their bound"),
     )
     return "".join(
@@ -154,9 +157,8 @@ def _number_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def _group_table(results: Results) -> str:
-    header = ("group", "hit rate", "source reads", "forgotten after a write", "oldest served")
     rows = [(name, *_group_row(group)) for name, group in results.groups.items()]
-    return _table((*header, "bound", "past it"), rows)
+    return _table(GROUP_HEADINGS, rows)
 
 
 def _group_row(group: GroupResult) -> tuple[str, ...]:
@@ -209,7 +211,8 @@ def _texts(results: Results) -> tuple[tuple[str, str], ...]:
         (
             "How long does a request take?",
             f"How long requests took to get their {results.asked['features']} features. The time "
-            "axis is logarithmic: 1 ms lies as far from 100 µs as 100 µs from 10 µs." + humps,
+            "axis is logarithmic: 1 ms lies as far from 100 µs as 100 µs from 10 µs. A solid line "
+            "marks the p50, a dashed one the p99." + humps,
         ),
         (
             "How often does memory have the answer?",
@@ -225,9 +228,10 @@ def _texts(results: Results) -> tuple[tuple[str, str], ...]:
         ),
         (
             "How old is what was served?",
-            "Every dot is a served value (a sample, the oldest included), by its age when served: "
-            "0 % has just been read, 100 % is its group's bound. A box holds the middle half of "
-            "them. None may lie right of the line. A long bound is not reached in a short replay.",
+            "Every dot is a served value (a sample, the oldest included), by its age when served; "
+            "a box holds the middle half of them. The black mark is the group's bound, and none "
+            "may lie right of it. A long bound is not reached in a short replay. The axis is "
+            "logarithmic; what is younger than 10 ms stands at its left end.",
         ),
     )
 
@@ -237,27 +241,21 @@ def _texts(results: Results) -> tuple[tuple[str, str], ...]:
 
 def _answers(results: Results) -> str:
     found, writes = results.answers, results.writes
+    outside = results.groups.get(writes["outside_group"])
+    bound = seconds(outside.ttl_s if outside is not None else None)
     points = [
-        f"Every request was answered by both, and the answers compared value by value: "
-        f"{count(found.compared - found.different)} of {count(found.compared)} are equal, and so "
-        "are their scores.",
+        "Every request was answered by both, and the answers and scores compared value by value.",
+        *equality(found.compared, found.explained, found.unexplained, bound),
         f"{count(writes['pushed_rows'])} rows of customer_spending were pushed through Feast "
         "meanwhile. The cache forgets what is written through it before the push returns.",
     ]
     if found.explained:
-        bound = seconds(results.groups[writes["outside_group"]].ttl_s)
         points.append(
-            f"{count(found.explained)} answers differ because another writer, of which the cache "
-            f"is not told, had changed terminal_risk ({count(writes['outside_rows'])} rows) after "
-            "the value was read: old, but within its bound. The last of them came "
-            f"{seconds(found.last_different_s)} after the write; the bound is {bound}. The "
-            f"greatest difference of a score was {found.max_score_difference:.2f}. A lower TTL "
-            "makes this time shorter, and costs more reads."
+            f"The other program changed terminal_risk ({count(writes['outside_rows'])} rows) "
+            "half-way, and the cache was not told. The last answer from before came "
+            f"{seconds(found.last_different_s)} after the change; the greatest difference of a "
+            f"score was {found.max_score_difference:.2f}."
         )
-    points.append(
-        f"Answers that differ for any other reason: {count(found.unexplained)}"
-        + (", which is a fault: please report it." if found.unexplained else ".")
-    )
     return _list(points) + f"<p>{escape(_model_words(results.model))}</p>"
 
 

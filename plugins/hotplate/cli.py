@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from hotplate.errors import HotplateError
+from hotplate.policy import ResolvedPolicy
 
 __all__ = ["main"]
 
+# passwords as they stand in a URL and in a connection string
+_SECRETS: Final = (
+    re.compile(r"(://[^\s:/]*:)\S*(?=@)"),
+    re.compile(r"(password\s*=\s*)[^\s,;&'\"]+", re.IGNORECASE),
+)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -41,9 +48,10 @@ def main() -> None:
 
 @main.command()
 @_chdir
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-def policy(chdir: Path, as_json: bool) -> None:
-    """Print every group's policy and where each of its settings comes from.
+@click.option("--long", "is_long", is_flag=True, help="Every setting, and where it is said.")
+@click.option("--json", "as_json", is_flag=True, help="The same for machines.")
+def policy(chdir: Path, is_long: bool, as_json: bool) -> None:
+    """Print every group's policy.
 
     Reads the applied registry, the TTL map of feature_store.yaml and the profile that the
     environment chose. Asks no online store.
@@ -69,27 +77,60 @@ def policy(chdir: Path, as_json: bool) -> None:
         }
         click.echo(json.dumps(shown, indent=2))
         return
-    profile = store.config.online_store.profile()
-    _print_policies(policies, loaders, profile)
-
-
-def _print_policies(
-    policies: dict[str, Any], loaders: dict[str, dict[str, str]], profile: str | None
-) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
     if not policies:
-        console.print("The registry holds no feature views yet: run [bold]feast apply[/bold].")
+        console.print("Nothing is applied yet: run [bold]feast apply[/bold].")
         return
-    table = Table(
-        title=f"Cache policies (profile: {profile or 'none'})", title_justify="left", highlight=True
-    )
+    title = f"Cache policies (profile: {store.config.online_store.profile() or 'none'})"
+    table = Table(title=title, title_justify="left", highlight=True)
+    (_fill_long if is_long else _fill_short)(table, policies, loaders)
+    console.print(table)
+    for ttl_map in store.config.online_store.layers().maps:
+        for wildcard in ttl_map.idle_wildcards(policies):
+            click.echo(f"{ttl_map.origin}[{wildcard!r}] matches no group.")
+    if not is_long:
+        click.echo("Where each setting is said: hotplate policy --long")
+
+
+def _fill_short(
+    table: Table,
+    policies: Mapping[str, ResolvedPolicy],
+    loaders: Mapping[str, Mapping[str, str]],
+) -> None:
+    """One line a group; where nothing is kept, no other setting has an effect."""
+    table.add_column("group", style="bold", overflow="fold")
+    for header in ("ttl", "negative", "jitter", "revalidate", "on source error", "coherence"):
+        table.add_column(header)
+    table.add_column("cache")
+    has_loaders = any(loaders.values())
+    if has_loaders:
+        table.add_column("loader")
+    for name, resolved in policies.items():
+        *settings, cache = resolved.shown().values()
+        if not resolved.is_cached:
+            settings = ["-"] * len(settings)
+            cache = "never" if resolved.is_never else "never (no ttl)"
+        kinds = sorted(set(loaders.get(name, {}).values()))
+        table.add_row(name, *settings, cache, *([", ".join(kinds)] if has_loaders else []))
+
+
+def _fill_long(
+    table: Table,
+    policies: Mapping[str, ResolvedPolicy],
+    loaders: Mapping[str, Mapping[str, str]],
+) -> None:
+    """One line a setting, with where it is said."""
     table.add_column("group", style="bold")
     table.add_column("setting")
     table.add_column("value")
     table.add_column("where it is said", style="dim")
     for name, resolved in policies.items():
         lines = [
-            (setting, value, resolved.origins.get(setting, "built-in default"))
+            (
+                setting,
+                value if resolved.is_cached or setting in ("coherence", "cache") else "-",
+                resolved.origins.get(setting, "built-in default"),
+            )
             for setting, value in resolved.shown().items()
         ]
         lines += [
@@ -98,7 +139,6 @@ def _print_policies(
         ]
         for index, line in enumerate(lines):
             table.add_row(name if index == 0 else "", *line, end_section=index == len(lines) - 1)
-    console.print(table)
 
 
 def _open(folder: Path) -> Any:
@@ -115,6 +155,8 @@ def _open(folder: Path) -> Any:
 
 
 def _fail(message: str) -> NoReturn:
+    for secret in _SECRETS:
+        message = secret.sub(r"\1***", message)
     click.echo(f"hotplate: {message}", err=True)
     raise SystemExit(1)
 

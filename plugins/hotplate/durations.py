@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 from typing import Final
@@ -23,21 +24,27 @@ _WHOLE: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 
 
 def parse_duration(value: object) -> int:
-    """Return a duration in nanoseconds.
+    """Return a duration in nanoseconds, rounded down to whole milliseconds.
 
     Accepts text (`"30s"`, `"1h30m"`, `"0"`), the text `"none"` (no limit: `NO_LIMIT_NS`), a
     `timedelta`, and the number 0. A bare number other than 0 has no unit and is refused, so
     that 30 is never taken for milliseconds by one reader and for minutes by the next.
 
     Raises:
-        ValueError: the text is empty, negative, without a unit, or has its units out of order;
-            the message says what to write.
+        ValueError: the text is empty, negative, shorter than a millisecond, without a unit, or has
+            its units out of order; the message says what to write.
     """
     if isinstance(value, timedelta):
-        return _checked(round(value / timedelta(microseconds=1)) * 1_000, str(value))
+        return _checked(
+            value // timedelta(microseconds=1) * 1_000, str(value), value != timedelta()
+        )
     if value is None:
         raise ValueError("is empty; write '0s' to keep nothing, 'none' for no limit")
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, str))
+        or (isinstance(value, float) and not math.isfinite(value))
+    ):
         raise ValueError(f"{value!r} is not a duration; write for example '30s' or '5m'")
     if isinstance(value, (int, float)):
         if value == 0:
@@ -71,15 +78,19 @@ def _parse_text(text: str) -> int:
         raise ValueError(
             f"'{text}' repeats a unit or has them out of order; write it as in '1h30m'"
         )
-    return _checked(sum(round(float(number) * _UNIT_NS[unit]) for number, unit in parts), text)
+    total = sum(round(float(number) * _UNIT_NS[unit]) for number, unit in parts)
+    return _checked(total, text, any(float(number) for number, _ in parts))
 
 
-def _checked(nanoseconds: int, shown: str) -> int:
+def _checked(nanoseconds: int, shown: str, is_positive: bool) -> int:
     if nanoseconds < 0:
         raise ValueError(f"'{shown}' is negative; write '0s' to keep nothing")
     if nanoseconds >= NO_LIMIT_NS:
         raise ValueError(f"'{shown}' is longer than 146 years; write 'none' for no limit")
-    return nanoseconds
+    whole = nanoseconds // _UNIT_NS["ms"] * _UNIT_NS["ms"]
+    if is_positive and not whole:
+        raise ValueError(f"'{shown}' is shorter than 1ms; write '1ms', or '0s' to keep nothing")
+    return whole
 
 
 def format_duration(nanoseconds: int) -> str:

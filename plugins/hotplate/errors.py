@@ -25,15 +25,40 @@ class HotplateError(Exception):
 class PolicyError(HotplateError):
     """A cache policy is contradictory, out of range, ambiguous or unknown.
 
-    The message names the group, the key, what is wrong and what to write instead.
+    The message names the group, where its policy is written, the key, what is wrong and what to
+    write instead.
+
+    Attributes:
+        group: a group, a wildcard, `default`, or "" for a policy that has no name yet.
+        place: where it is written, such as `profiles['edge']`; "" where that is not known.
     """
 
-    def __init__(self, *, group: str, key: str, problem: str, fix: str) -> None:
+    def __init__(self, *, group: str, key: str, problem: str, fix: str, place: str = "") -> None:
         self.group = group
         self.key = key
         self.problem = problem
         self.fix = fix
-        super().__init__(f"cache policy of group {group!r}: {key}: {problem}. {fix}")
+        self.place = place
+        where = f" ({place})" if place else ""
+        super().__init__(f"cache policy{_subject(group)}{where}: {key}: {problem}. {fix}".rstrip())
+
+    def placed(self, place: str) -> PolicyError:
+        """The same error, with where it was found if it does not say so already."""
+        return PolicyError(
+            group=self.group,
+            key=self.key,
+            problem=self.problem,
+            fix=self.fix,
+            place=self.place or place,
+        )
+
+
+def _subject(group: str) -> str:
+    if not group:
+        return ""
+    if group == "default":
+        return " of the default"
+    return f" of the groups {group!r}" if set(group) & set("*?[") else f" of group {group!r}"
 
 
 class ConfigError(HotplateError):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 from feast import FeatureService, FeatureStore
 from feast.data_source import PushMode
-from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
-from feast.type_map import python_values_to_proto_values
 
-from hotplate.errors import NotACachedStoreError
+from hotplate.errors import NotACachedStoreError, PolicyError
 from hotplate.ingestion import defragment
-from hotplate.keys import EntityShape
 from hotplate.online_store import CachedOnlineStore
 from hotplate.policy import ResolvedPolicy, read_tags
-from hotplate.serving.plan import entity_column
-from hotplate.serving.policies import feature_views_of, resolve_all
+from hotplate.serving.entities import Target, as_columns
+from hotplate.serving.policies import feature_views_of, group_of, resolve_all
 from hotplate.serving.reader import MatrixReader
 from hotplate.serving.runtime import Runtime
-from hotplate.stats import CacheStats
+from hotplate.stats import CacheStats, GroupCounters
 
 __all__ = ["Hotplate", "of"]
 
@@ -28,8 +26,12 @@ __all__ = ["Hotplate", "of"]
 def of(store: FeatureStore) -> Hotplate:
     """The cache behind a Feast store.
 
+    Args:
+        store: any `FeatureStore` whose online store is Hotplate's. Handles of one store share its
+            cache, so a handle may be made for every use.
+
     Raises:
-        NotACachedStoreError: its online store is not Hotplate's.
+        NotACachedStoreError: its online store is not Hotplate's, or it is no `FeatureStore`.
     """
     return Hotplate(store)
 
@@ -42,6 +44,11 @@ class Hotplate:
     """
 
     def __init__(self, store: FeatureStore) -> None:
+        if not isinstance(store, FeatureStore):
+            raise NotACachedStoreError(
+                f"expected a feast.FeatureStore, got a {type(store).__name__}: write "
+                "hotplate.of(FeatureStore(repo_path=...))"
+            )
         online = store._get_provider().online_store
         if not isinstance(online, CachedOnlineStore):
             raise NotACachedStoreError(
@@ -52,7 +59,8 @@ class Hotplate:
         self._store = store
         self._online = online
         self._created: object = None
-        self._known: dict[str, list[_Target]] = {}
+        self._known: dict[str, list[Target]] = {}
+        self._groups: tuple[object, frozenset[str]] | None = None
 
     def __repr__(self) -> str:
         return f"Hotplate({self._online!r})"
@@ -63,11 +71,19 @@ class Hotplate:
         return self._online.runtime(self._store.config)
 
     def stats(self) -> CacheStats:
-        """Counts per group since this process began to use the store."""
-        return self.runtime.stats()
+        """Counts per group since this process began to use the store.
+
+        Groups of the registry that have not been read yet are there, with zeros.
+        """
+        counted = self.runtime.stats()
+        unread = self._known_groups() - set(counted.groups)
+        groups = {**counted.groups, **{name: GroupCounters(name).snapshot() for name in unread}}
+        return replace(counted, groups=dict(sorted(groups.items())))
 
     def policies(self) -> dict[str, ResolvedPolicy]:
         """The policy of every group, complete, with where each setting comes from.
+
+        Empty before the first `feast apply`.
 
         Raises:
             PolicyError: the tags and the deployment contradict each other.
@@ -76,8 +92,9 @@ class Hotplate:
         views = feature_views_of(self._store.registry, self._store.project)
         layers = self.runtime.layers
         policies = resolve_all(layers, views)
-        layers.check_names(policies)
-        self.runtime.loaders.check_names(views)
+        if policies:
+            layers.check_names(group_of(views))
+            self.runtime.loaders.check_names(views)
         return policies
 
     def loaders(self) -> dict[str, dict[str, str]]:
@@ -91,33 +108,54 @@ class Hotplate:
         order: Sequence[str] | None = None,
         full_feature_names: bool = False,
     ) -> MatrixReader:
-        """A reader that returns a float32 matrix; see `MatrixReader`."""
+        """A reader that returns a float32 matrix, for a model.
+
+        Args:
+            features: `"view:feature"` references, or a feature service.
+            order: output names in the order of the matrix's columns, for a model that trusts
+                column order; the order of `features` if left out.
+            full_feature_names: whether output names carry the view's name, as in `view__feature`.
+
+        Returns:
+            A `MatrixReader`: `matrix(entities)` is the matrix, `read(entities)` the matrix with
+            statuses and freshness. Make it once and keep it.
+
+        Raises:
+            TypeError: `features` or `order` is not of its kind.
+            ValueError: a feature is not a number or needs more than reading rows, or `order` does
+                not name exactly the features.
+        """
         return MatrixReader(self._store, self.runtime, features, order, full_feature_names)
 
-    def invalidate(
-        self, name: str, entities: Iterable[Mapping[str, Any]] | Mapping[str, Any] | None = None
-    ) -> int:
+    def invalidate(self, name: str, entities: Any = None) -> int:
         """Never again serve what was read before: for some entities, or for a whole group.
 
         Args:
             name: a group or a feature view.
-            entities: join key -> value, one mapping an entity; all of the group's if left out.
+            entities: `{"card_id": 7}` for one entity; `{"card_id": [7, 8]}`, a DataFrame or
+                `[{"card_id": 7}, {"card_id": 8}]` for more; all of the group's if left out.
 
         Returns:
-            How many keys were forgotten (for a whole group: how many of its views), whether or
-            not they were held.
+            How many rows this process held of them and dropped, one a feature view and entity;
+            0 where none had been read. Loads under way are refused either way.
 
         Raises:
             KeyError: there is no such group or view, or an entity lacks a join key.
+            TypeError: `entities` is in none of these forms.
+            ValueError: a value is null or not of its declared type, or columns differ in length.
         """
         targets = self._targets(name)
         runtime = self.runtime
         if entities is None:
             return runtime.forget_views([target.table for target in targets])
-        wanted = [entities] if isinstance(entities, Mapping) else list(entities)
+        columns, count = as_columns(entities)
+        if not count:
+            return 0
+        # all are read before any is forgotten: a wrong one changes nothing
+        wanted = [(target, target.read(columns)) for target in targets]
         return sum(
-            runtime.forget_entities(target.table, target.read(wanted), is_heard=target.is_heard)
-            for target in targets
+            runtime.forget_entities(target.table, shaped, is_heard=target.is_heard)
+            for target, shaped in wanted
         )
 
     def clear(self) -> None:
@@ -126,7 +164,18 @@ class Hotplate:
         views = feature_views_of(self._store.registry, self._store.project)
         runtime.forget_all(is_heard=any(map(runtime.is_heard, views)))
 
-    def _targets(self, name: str) -> list[_Target]:
+    def _known_groups(self) -> frozenset[str]:
+        """The groups of the registry, looked up once for each state of it."""
+        created = getattr(self._store.registry, "cached_registry_proto_created", None)
+        if self._groups is None or created is not self._groups[0]:
+            try:
+                views = feature_views_of(self._store.registry, self._store.project)
+            except Exception:  # noqa: BLE001 - counts are asked for when things are down, too
+                return frozenset()
+            self._groups = created, frozenset(map(_group_or_name, views))
+        return self._groups[1]
+
+    def _targets(self, name: str) -> list[Target]:
         """The views that a name stands for, looked up once for each state of the registry."""
         registry = self._store.registry
         created = getattr(registry, "cached_registry_proto_created", None)
@@ -137,66 +186,49 @@ class Hotplate:
             found = self._known[name] = self._look_up(name)
         return found
 
-    def _look_up(self, name: str) -> list[_Target]:
+    def _look_up(self, name: str) -> list[Target]:
         views = feature_views_of(self._store.registry, self._store.project)
-        group_of = {view.name: read_tags(view.name, view.tags).group for view in views}
+        groups = {view.name: _group_or_name(view) for view in views}
         found = [
-            _Target(view, is_heard=self.runtime.is_heard(view))
+            Target(view, is_heard=self.runtime.is_heard(view))
             for view in views
-            if name in (view.name, group_of[view.name])
+            if name in (view.name, groups[view.name])
         ]
         if not found:
-            known = sorted(set(group_of.values()))
+            known = sorted(set(groups.values()))
             raise KeyError(f"no group or feature view {name!r}; groups: {', '.join(known)}")
         return found
 
     def push(
         self, push_source_name: str, frame: pd.DataFrame, to: PushMode = PushMode.ONLINE
     ) -> None:
-        """`store.push` that loses no rows of an Arrow-backed frame."""
+        """`store.push` that loses no rows of an Arrow-backed frame.
+
+        Args:
+            push_source_name: as in `PushSource(name=...)`.
+            frame: join keys, features and the event timestamp.
+            to: the online store, the offline store or both.
+
+        Raises:
+            TypeError: `frame` is not a pandas DataFrame.
+        """
         self._store.push(push_source_name, defragment(frame), to=to)
 
     def write(self, feature_view_name: str, frame: pd.DataFrame) -> None:
-        """`store.write_to_online_store` that loses no rows of an Arrow-backed frame."""
+        """`store.write_to_online_store` that loses no rows of an Arrow-backed frame.
+
+        Raises:
+            KeyError: there is no such feature view.
+            TypeError: `frame` is not a pandas DataFrame.
+        """
+        if all(target.view != feature_view_name for target in self._targets(feature_view_name)):
+            raise KeyError(f"{feature_view_name!r} is a group: name the feature view to write")
         self._store.write_to_online_store(feature_view_name, defragment(frame))
 
 
-class _Target:
-    """A feature view whose entities are to be forgotten.
-
-    Attributes:
-        view: its name.
-        table: Feast's feature view.
-        is_heard: whether other processes listen for its changes.
-    """
-
-    def __init__(self, table: Any, *, is_heard: bool) -> None:
-        self.view: str = table.name
-        self.table = table
-        self.is_heard = is_heard
-        declared = {field.name: field.dtype.to_value_type() for field in table.entity_columns}
-        self._is_entityless = set(declared) == {DUMMY_ENTITY_ID}
-        self._columns = [entity_column(name, declared[name]) for name in sorted(declared)]
-        names = tuple(column.name for column in self._columns)
-        self._shape = EntityShape(names, tuple(column.kind for column in self._columns))
-
-    def read(
-        self, wanted: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[EntityShape, tuple[Any, ...]]]:
-        """The entities, their values brought to the declared types as Feast does it."""
-        if self._is_entityless:  # Feast keys such a view by one made-up entity
-            wanted = [{DUMMY_ENTITY_ID: DUMMY_ENTITY_VAL}]
-        columns: list[list[Any]] = []
-        for column in self._columns:
-            try:
-                values = [entity[column.name] for entity in wanted]
-            except KeyError:
-                raise KeyError(
-                    f"feature view {self.view!r} is keyed by {', '.join(self._shape.join_keys)}; "
-                    f"an entity lacks {column.name!r}"
-                ) from None
-            if values and not column.takes(values):
-                made = python_values_to_proto_values(values, column.value_type)
-                values = [getattr(value, column.kind) for value in made]
-            columns.append(values)
-        return [(self._shape, row) for row in zip(*columns, strict=True)]
+def _group_or_name(view: Any) -> str:
+    """The group of a feature view; its own name where its tags cannot be read."""
+    try:
+        return read_tags(view.name, view.tags).group
+    except PolicyError:
+        return str(view.name)

@@ -18,7 +18,12 @@ def defragment(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with the chunks of its Arrow-backed columns joined; values are unchanged.
 
     A frame without such columns is returned as it is.
+
+    Raises:
+        TypeError: it is not a frame.
     """
+    if not isinstance(frame, pd.DataFrame):
+        raise TypeError(f"expected a pandas DataFrame of rows, got a {type(frame).__name__}")
     joined = {}
     for position, name in enumerate(frame.columns):
         array = frame.iloc[:, position].array

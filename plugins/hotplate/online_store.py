@@ -17,7 +17,6 @@ Feast wants an online store and its configuration class in one module, which is 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -32,24 +31,23 @@ from feast.online_response import OnlineResponse
 from feast.protos.feast.core.Registry_pb2 import Registry as RegistryProto
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey as EntityKeyProto
 from feast.protos.feast.types.Value_pb2 import Value as ValueProto
-from feast.repo_config import FeastConfigBaseModel, get_online_config_from_type
-from pydantic import Field, ValidationError, field_validator, model_validator
+from feast.repo_config import FeastConfigBaseModel
+from pydantic import Field, field_validator, model_validator
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.errors import ConfigError, HotplateError
 from hotplate.loaders import LoaderSettings, read_loaders
 from hotplate.policy import PolicyLayers, TTLMap
 from hotplate.serving import feast_path
+from hotplate.serving.checks import check_apply
 from hotplate.serving.lookup import Request, fault_judged, prepare
-from hotplate.serving.policies import check_names, no_channel, resolve_all
 from hotplate.serving.response import CachedResponse
 from hotplate.serving.runtime import Runtime
-from hotplate.settings import MemoryConfig, SharedConfig, store_class, without_input
+from hotplate.settings import MemoryConfig, SharedConfig, check_store, store_class, tidied
 
 __all__ = ["CachedOnlineStore", "CachedOnlineStoreConfig", "MemoryConfig", "SharedConfig"]
 
 _TYPE: Final = "hotplate.online_store.CachedOnlineStore"
-_log = logging.getLogger("hotplate.online_store")
 
 _Row = tuple[EntityKeyProto, dict[str, ValueProto], datetime, datetime | None]
 _ReadRow = tuple[datetime | None, dict[str, ValueProto] | None]
@@ -101,11 +99,13 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
                 f"store belong under online_store.store; Hotplate's own are "
                 f"{', '.join(cls.model_fields)}."
             )
-        if isinstance(values, dict) and not isinstance(values.get("store"), dict):
+        if not isinstance(values, dict):
+            return values
+        if not isinstance(values.get("store"), dict):
             raise ConfigError(
                 "online_store.store: must hold the store to keep warm, with its type and settings."
             )
-        return values
+        return tidied(values)
 
     @field_validator("store")
     @classmethod
@@ -119,18 +119,12 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
             raise ConfigError(
                 "online_store.store: a cached store cannot wrap itself. Name the store inside."
             )
-        try:
-            get_online_config_from_type(kind)(**value)
-        except ValidationError as error:
-            raise ConfigError(without_input(kind, error)) from None
+        check_store(value)
         _wrapped_types.add(kind)
         return value
 
     @model_validator(mode="after")
-    def _check_policies(self) -> CachedOnlineStoreConfig:
-        TTLMap(self.ttl_map)
-        for name, policies in self.profiles.items():
-            TTLMap(policies, origin=f"profiles[{name!r}]")
+    def _check_profile(self) -> CachedOnlineStoreConfig:
         self.profile()
         self.loader_settings()
         return self
@@ -158,11 +152,15 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
     def layers(self) -> PolicyLayers:
         """The policy maps of this deployment, the chosen profile over the `ttl_map`."""
-        name = self.profile()
-        profile = (
-            None if name is None else TTLMap(self.profiles[name], origin=f"profiles[{name!r}]")
-        )
-        return PolicyLayers(TTLMap(self.ttl_map), profile)
+        return self.every_layers()[self.profile()]
+
+    def every_layers(self) -> dict[str | None, PolicyLayers]:
+        """The policy maps under each profile, and under None without any."""
+        ttl_map = TTLMap(self.ttl_map)
+        return {None: PolicyLayers(ttl_map)} | {
+            name: PolicyLayers(ttl_map, TTLMap(policies, origin=f"profiles[{name!r}]"))
+            for name, policies in self.profiles.items()
+        }
 
 
 class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
@@ -485,27 +483,14 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         """`feast apply`: check the policies, let the wrapped store apply, forget what changed.
 
         Raises:
-            PolicyError: a policy is contradictory, ambiguous or unknown; the wrapped store was not
-                asked, and a file registry is left as it was (Feast's SQL registry writes before).
+            PolicyError: a policy is contradictory, ambiguous or unknown under any profile; the
+                wrapped store was not asked, and a file registry is left as it was (Feast's SQL
+                registry writes before).
             ConfigError: a loader is named as no view and no group.
             LoaderError: a loader cannot load its view.
         """
         runtime = self.runtime(config)
-        policies = resolve_all(runtime.layers, tables_to_keep)
-        events = {name for name, policy in policies.items() if policy.is_event}
-        heard = events if events and runtime.coherence.is_broadcast() else set()
-        runtime.loaders.check_views(tables_to_keep, heard)
-        if not partial:
-            check_names(runtime.layers, runtime.loaders, config, tables_to_keep, tables_to_delete)
-        for name, policy in policies.items():
-            if policy.is_event and policy.is_cached and runtime.coherence.parts() is None:
-                raise no_channel(name)
-            if "ttl" not in policy.origins and not policy.is_never:
-                _log.warning(
-                    "group %s has no ttl, so it is not cached: add it, or a default, to "
-                    "online_store.ttl_map",
-                    name,
-                )
+        check_apply(runtime, config, tables_to_keep, tables_to_delete, is_partial=partial)
         store, inner = self._inner(config)
         try:
             store.update(

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 from feast.importer import import_class
-from feast.repo_config import FeastConfigBaseModel, get_online_config_from_type
-from pydantic import Field, ValidationError, field_validator
+from feast.repo_config import (
+    ONLINE_STORE_CLASS_FOR_TYPE,
+    FeastConfigBaseModel,
+    get_online_config_from_type,
+)
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from hotplate.durations import NO_LIMIT_NS, parse_duration
-from hotplate.sizes import parse_bytes
+from hotplate.errors import ConfigError
+from hotplate.policy import TTLMap
+from hotplate.sizes import parse_bytes, parse_share
 
-__all__ = ["MemoryConfig", "SharedConfig", "store_class", "without_input"]
+__all__ = ["MemoryConfig", "SharedConfig", "check_store", "store_class", "tidied"]
+
+_EXAMPLES: Final = {
+    "ttl_map": "ttl_map: {default: 30s}",
+    "loaders": "loaders: {card_stats: {function: 'module:name'}}",
+    "profiles": "profiles: {edge: {default: 5s}}",
+    "memory": "memory: {max_bytes: 512MB}",
+    "shared": "shared: {connection_string: 'localhost:6379'}",
+}
 
 
 class MemoryConfig(FeastConfigBaseModel):  # type: ignore[misc]
@@ -24,12 +40,17 @@ class MemoryConfig(FeastConfigBaseModel):  # type: ignore[misc]
     """Bytes held, keys and bookkeeping included; `"512MB"`, `"2GiB"` or a number."""
 
     absent_share: float = Field(default=0.1, ge=0, le=1)
-    """Share of both that entities known to be absent may take."""
+    """Share of both that entities known to be absent may take: `0.1` or `"10%"`."""
 
     @field_validator("max_bytes", mode="before")
     @classmethod
     def _read_bytes(cls, value: object) -> int:
         return parse_bytes(value)
+
+    @field_validator("absent_share", mode="before")
+    @classmethod
+    def _read_share(cls, value: object) -> float:
+        return parse_share(value)
 
 
 class SharedConfig(FeastConfigBaseModel):  # type: ignore[misc]
@@ -72,7 +93,70 @@ class SharedConfig(FeastConfigBaseModel):  # type: ignore[misc]
         return parse_bytes(value)
 
 
-def without_input(kind: str, error: ValidationError) -> str:
+def tidied(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`online_store` as YAML gives it, without keys that say nothing.
+
+    Raises:
+        ConfigError: a value is of the wrong kind. It is not shown: it may hold a password.
+        PolicyError: a policy is malformed.
+    """
+    said = {name: value for name, value in values.items() if value is not None}
+    for name, example in _EXAMPLES.items():
+        _check_mapping(f"online_store.{name}", said.get(name, {}), example)
+    TTLMap(said.get("ttl_map"))
+    if "profiles" in said:
+        said["profiles"] = {
+            str(name): {} if policies is None else policies
+            for name, policies in said["profiles"].items()
+        }
+        for name, policies in said["profiles"].items():
+            _check_mapping(f"online_store.profiles.{name}", policies, _EXAMPLES["profiles"])
+            TTLMap(policies, origin=f"profiles[{name!r}]")
+    if not isinstance(said.get("enforce_max_age", False), bool):
+        raise ConfigError("online_store.enforce_max_age: must be true or false, without quotes.")
+    if not isinstance(said.get("profile_variable", ""), str):
+        raise ConfigError(
+            "online_store.profile_variable: must be the name of an environment variable."
+        )
+    return said
+
+
+def _check_mapping(place: str, value: object, example: str) -> None:
+    if not isinstance(value, (Mapping, BaseModel)):
+        kind = "text" if isinstance(value, str) else f"a {type(value).__name__}"
+        raise ConfigError(f"{place}: is {kind}, not a mapping. Write it as in {example}.")
+
+
+def check_store(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of a wrapped store that its own configuration class refuses.
+
+    Raises:
+        ConfigError: they are refused, or there is no such store.
+    """
+    kind = settings["type"]
+    try:
+        config = get_online_config_from_type(kind)
+    except Exception as error:  # noqa: BLE001 - Feast raises what importing a module raises
+        raise ConfigError(_unknown_store(kind, error)) from None
+    try:
+        config(**settings)
+    except ValidationError as error:
+        raise ConfigError(_without_input(kind, error)) from None
+
+
+def _unknown_store(kind: str, error: Exception) -> str:
+    known = [name for name in ONLINE_STORE_CLASS_FOR_TYPE if not name.startswith("feast.")]
+    if kind in known or kind.endswith("OnlineStore"):
+        return f"online_store.store.type: {kind!r} cannot be imported: {error}"
+    near = difflib.get_close_matches(kind.lower(), known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Feast's are {', '.join(sorted(known))}."
+    return (
+        f"online_store.store.type: {kind!r} is no online store of Feast's. {hint} "
+        "A store of another package is named by its class: package.module.NameOnlineStore."
+    )
+
+
+def _without_input(kind: str, error: ValidationError) -> str:
     """What is wrong with a wrapped store's settings, without the settings, which hold passwords."""
     faults = "; ".join(
         f"{'.'.join(map(str, ('online_store.store', *fault['loc'])))}: {fault['msg']}"
@@ -82,6 +166,7 @@ def without_input(kind: str, error: ValidationError) -> str:
 
 
 def store_class(kind: str) -> type:
+    """The class of an online store by its type, as Feast finds it."""
     config = get_online_config_from_type(kind)
     found: type = import_class(
         config.__module__, config.__name__.removesuffix("Config"), "OnlineStore"

@@ -1,11 +1,12 @@
-"""Sizes as people write them: `512MB`, `2GiB`, or a number of bytes."""
+"""Sizes and shares as people write them: `512MB`, `2GiB`, `10%`, or a number."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
-__all__ = ["format_bytes", "parse_bytes"]
+__all__ = ["format_bytes", "parse_bytes", "parse_share"]
 
 _UNITS: Final = {
     "B": 1,
@@ -48,3 +49,21 @@ def format_bytes(size: int) -> str:
             return f"{amount:.0f}{unit}" if unit == "B" else f"{amount:.1f}{unit}"
         amount /= 1000
     return f"{amount:.1f}GB"
+
+
+def parse_share(value: object) -> float:
+    """Return a share, written as `"10%"` or `0.1`; its range is for the caller to judge.
+
+    Raises:
+        ValueError: it is neither a number nor a percentage.
+    """
+    share = value
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            share = float(text.removesuffix("%")) * (0.01 if text.endswith("%") else 1.0)
+        except ValueError:
+            share = None
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not math.isfinite(share):
+        raise ValueError(f"{value!r} is not a share")
+    return float(share)

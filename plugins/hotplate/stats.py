@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from hotplate.sizes import format_bytes
+
 __all__ = [
     "AGE_BOUNDS_S",
     "AgeHistogram",
@@ -365,3 +367,33 @@ class CacheStats:
     loaders: Mapping[str, LoaderStats] = field(default_factory=dict)
     channel: ChannelStats | None = None
     shared: SharedStats | None = None
+
+    def __str__(self) -> str:
+        """A table of the groups, for people; `repr` has every count."""
+        rows: list[tuple[str, ...]] = [
+            ("group", "hit rate", "hits", "misses", "loads", "entries", "bytes")
+        ]
+        rows += [
+            (name, f"{group.hit_rate:.1%}", *(f"{count:,}" for count in _main_counts(group)))
+            for name, group in self.groups.items()
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+            for row in rows
+        ]
+        passed = sum(count for name, count in self.requests_passed.items() if name != "refused")
+        lines.append(
+            f"{self.entries:,} entries of {format_bytes(self.bytes)}; {self.source_batches:,} "
+            f"round trips to the source; {passed:,} requests past the cache; "
+            f"{self.cache_faults:,} faults"
+        )
+        if self.channel is not None:
+            lines.append(f"event channel: {'whole' if self.channel.is_whole else 'not whole'}")
+        if self.shared is not None:
+            lines.append(f"shared tier: {'in use' if self.shared.is_usable else 'left alone'}")
+        return "\n".join(lines)
+
+
+def _main_counts(group: GroupStats) -> tuple[int, ...]:
+    return group.hits, group.misses, group.loads, group.entries, group.bytes

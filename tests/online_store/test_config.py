@@ -31,7 +31,8 @@ SQLITE = {"type": "sqlite", "path": "online.db"}
 PROFILED: dict[str, Any] = {
     "ttl_map": {"default": "30s", "counts": {"ttl": "2m", "jitter": "5%"}},
     "profiles": {
-        "ci": {"default": "0s"},
+        "ci": {"*": {"cache": "never"}, "counts": "9s"},
+        "edge": {"default": "7s"},
         "production": {"prof*": "5m", "counts": {"ttl": "1h"}},
     },
 }
@@ -262,11 +263,12 @@ GOOD: dict[str, dict[str, Any]] = {
             "prof*": {"ttl": "5m", "on_source_error": "last_good 10m"},
             "counts": {"ttl": "none", "cache": "never"},
         },
-        "profiles": {"ci": {"default": "0s"}},
-        "memory": {"max_entries": 10, "max_bytes": "1.5GiB", "absent_share": 0},
+        "profiles": {"ci": {"default": {"ttl": "9s", "stale_while_revalidate": False}}},
+        "memory": {"max_entries": 10, "max_bytes": "1.5GiB", "absent_share": "5%"},
         "enforce_max_age": True,
     },
     "store_only": {"ttl_map": {}},
+    "keys_that_say_nothing": {"ttl_map": None, "profiles": {"ci": None}, "memory": None},
     "wildcards_that_agree": {"ttl_map": {"p*": "5s", "*file": "5s", "*": {"jitter": 0}}},
     "full_type_of_the_store": {
         "store": {"type": "feast.infra.online_stores.sqlite.SqliteOnlineStore", "path": "online.db"}
@@ -281,7 +283,7 @@ def test_good_settings_are_applied(folder: Folder, feast: Feast, name: str) -> N
     done = feast(folder.path, "apply")
     assert done.code == 0, done.err
     # who sets no ttl is told that nothing is cached
-    is_without = name in ("store_only", "wildcards_that_agree")
+    is_without = name in ("store_only", "keys_that_say_nothing", "wildcards_that_agree")
     assert ("group counts has no ttl" in done.err) == is_without
 
 
@@ -318,11 +320,15 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "unknown_tag": (
         {"profile": {"hotplate.ttll": "5s"}},
-        ["group 'profile': ttll: is not a setting", "Did you mean 'ttl'?"],
+        ["(tags of feature view 'profile'): ttll: is not a setting", "Did you mean 'ttl'?"],
     ),
     "malformed_tag": (
         {"profile": {"hotplate.ttl": "soon"}},
-        ["group 'profile': ttl: 'soon' is not a duration", "write for example '250ms', '30s'"],
+        [
+            "group 'profile' (tags of",
+            "ttl: 'soon' is not a duration",
+            "write for example '250ms', '30s'",
+        ],
     ),
     "group_named_by_a_wildcard": (
         {"profile": {"hotplate.group": "user_*"}},
@@ -330,19 +336,22 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "negative_ttl": (
         {"ttl_map": {"profile": "-5s"}},
-        ["group 'profile': ttl: '-5s' is negative", "write '0s' to keep nothing"],
+        ["group 'profile' (ttl_map): ttl: '-5s' is negative", "write '0s' to keep nothing"],
     ),
     "ttl_without_unit": (
         {"ttl_map": {"profile": 30}},
-        ["group 'profile': ttl: 30 has no unit", "write '30s' for seconds or '30m' for minutes"],
+        [
+            "group 'profile' (ttl_map): ttl: 30 has no unit",
+            "write '30s' for seconds or '30m' for minutes",
+        ],
     ),
     "negative_ttl_longer_than_ttl": (
         {"ttl_map": {"profile": {"ttl": "5s", "negative_ttl": "9s"}}},
-        ["group 'profile': negative_ttl: 9s is longer than the ttl of 5s", "Write at most 5s"],
+        ["(ttl_map): negative_ttl: 9s is longer than the ttl of 5s", "Write at most 5s"],
     ),
     "unknown_setting_in_ttl_map": (
         {"ttl_map": {"profile": {"tll": "5s"}}},
-        ["group 'profile': tll: is not a setting", "Did you mean 'ttl'?"],
+        ["group 'profile' (ttl_map): tll: is not a setting", "Did you mean 'ttl'?"],
     ),
     "unknown_group": (
         {"ttl_map": {"default": "30s", "profiel": "5s"}},
@@ -358,7 +367,26 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "malformed_profile": (
         {"profiles": {"ci": {"profile": "5 apples"}}},
-        ["group 'profile': ttl: '5 apples' is not a duration"],
+        ["group 'profile' (profiles['ci']): ttl: '5 apples' is not a duration"],
+    ),
+    "unknown_group_in_another_profile": (
+        {"profiles": {"ci": {"profiel": "5s"}}},
+        ["group 'profiel': profiles['ci']: names no group", "Did you mean 'profile'?"],
+    ),
+    "contradiction_in_another_profile": (
+        {
+            "ttl_map": {"default": {"ttl": "5s", "on_source_error": "last_good 10s"}},
+            "profiles": {"ci": {"profile": "1m"}},
+        },
+        ["group 'profile' (profile 'ci'): on_source_error: last_good 10s is shorter"],
+    ),
+    "ambiguous_wildcards_in_another_profile": (
+        {"profiles": {"ci": {"prof*": "5s", "*file": "9s"}}},
+        ["group 'profile' (profile 'ci'): ttl: is ambiguous"],
+    ),
+    "event_without_a_server_in_another_profile": (
+        {"profiles": {"ci": {"profile": {"coherence": "event"}}}},
+        ["group 'profile' (profile 'ci'): coherence: 'event' needs a Redis"],
     ),
     "unknown_profile": (
         {"profiles": {"ci": {}}, "env": "cj"},
@@ -375,7 +403,42 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["store: names no 'type'", "the online store as it was before"],
     ),
     "no_store": ({"store": None}, ["store"]),
-    "unknown_store": ({"store": {"type": "sqlit"}}, ["'sqlit'", "OnlineStore"]),
+    "unknown_store": (
+        {"store": {"type": "sqlit"}},
+        ["online_store.store.type: 'sqlit' is no online store", "Did you mean 'sqlite'?"],
+    ),
+    "unknown_store_of_another_package": (
+        {"store": {"type": "nowhere.NoOnlineStore"}},
+        ["online_store.store.type: 'nowhere.NoOnlineStore' cannot be imported"],
+    ),
+    "map_that_is_text": (
+        {"ttl_map": "30s"},
+        ["online_store.ttl_map: is text, not a mapping", "ttl_map: {default: 30s}"],
+    ),
+    "profiles_that_are_a_list": (
+        {"profiles": ["ci"]},
+        ["online_store.profiles: is a list, not a mapping", "profiles: {edge: {default: 5s}}"],
+    ),
+    "profile_that_is_text": (
+        {"profiles": {"ci": "5s"}},
+        ["online_store.profiles.ci: is text, not a mapping"],
+    ),
+    "memory_that_is_text": (
+        {"memory": "512MB"},
+        ["online_store.memory: is text, not a mapping", "memory: {max_bytes: 512MB}"],
+    ),
+    "max_age_that_is_text": (
+        {"enforce_max_age": "yes please"},
+        ["online_store.enforce_max_age: must be true or false"],
+    ),
+    "default_of_a_profile": (
+        {"profiles": {"ci": {"default": "5 apples"}}},
+        ["cache policy of the default (profiles['ci']): ttl: '5 apples' is not a duration"],
+    ),
+    "never_in_place_of_a_ttl": (
+        {"ttl_map": {"profile": "never"}},
+        ["ttl: 'never' is not a duration", "write {cache: never}"],
+    ),
     "wrapping_itself": (
         {"store": {"type": CACHED, "store": SQLITE}},
         ["store: a cached store cannot wrap itself", "the store inside"],
@@ -431,21 +494,23 @@ def policies(folder: Folder, *options: str, profile: str = "") -> Result:
     ("chosen", "ttls"),
     [
         ("", {"profile": "10s", "counts": "2m"}),
-        ("ci", {"profile": "0s", "counts": "0s"}),
+        ("ci", {"profile": "10s", "counts": "9s"}),
+        ("edge", {"profile": "10s", "counts": "2m"}),
         ("production", {"profile": "5m", "counts": "1h"}),
     ],
 )
 def test_the_environment_chooses_the_profile(
     profiled: Folder, chosen: str, ttls: dict[str, str]
 ) -> None:
-    """Each profile's settings win over the ttl_map and the tags, and say where they stand."""
+    """Of what speaks of as many groups the profile's wins, and each says where it stands."""
     done = policies(profiled, "--json", profile=chosen)
     assert done.exit_code == 0, done.output
     shown = json.loads(done.output)
     assert {name: group["settings"]["ttl"] for name, group in shown.items()} == ttls
+    assert (shown["profile"]["settings"]["cache"] == "never") is (chosen == "ci")
     origin = shown["profile"]["origins"]["ttl"]
-    if chosen:
-        assert origin.startswith(f"profiles['{chosen}']")
+    if chosen == "production":
+        assert origin == "profiles['production']['prof*']"
     else:
         assert origin == "tags of feature view 'profile'"
     assert shown["counts"]["origins"]["jitter"] == "ttl_map['counts']"
@@ -457,31 +522,50 @@ def test_a_profile_by_another_variable(applied: Folder, monkeypatch: pytest.Monk
     applied.write(**PROFILED, profile_variable="STAGE")
     monkeypatch.setenv("STAGE", "ci")
     done = policies(applied, "--json", profile="production")
-    assert json.loads(done.output)["counts"]["settings"]["ttl"] == "0s"
+    assert json.loads(done.output)["counts"]["settings"]["ttl"] == "9s"
+
+
+def cells(done: Result, first: str) -> list[str]:
+    """The cells of the first table row that begins with a text."""
+    line = next(line for line in done.output.splitlines() if line.startswith(f"│ {first}"))
+    return [cell.strip() for cell in line.strip("│").split("│")]
 
 
 def test_the_table_of_policies(profiled: Folder) -> None:
-    """Every group, every setting, its value and its origin, for people."""
+    """A line a group; where nothing is kept, no setting that has no effect."""
     done = policies(profiled, profile="production")
     assert done.exit_code == 0, done.output
     assert "Cache policies (profile: production)" in done.output
-    first = next(line for line in done.output.splitlines() if line.startswith("│ profile"))
-    assert [cell.strip() for cell in first.strip("│").split("│")] == [
-        "profile",
-        "ttl",
-        "5m",
-        "profiles['production']['prof*']",
-    ]
+    assert cells(done, "profile") == ["profile", "5m", "1s", "0.1", "off", "raise", "ttl", "cached"]
+    assert cells(policies(profiled, profile="ci"), "counts") == ["counts", *"------", "never"]
+
+
+def test_the_long_table_of_policies(profiled: Folder) -> None:
+    """Every group, every setting, its value and its origin, for people."""
+    done = policies(profiled, "--long", profile="production")
+    assert done.exit_code == 0, done.output
+    assert cells(done, "profile") == ["profile", "ttl", "5m", "profiles['production']['prof*']"]
     for text in ("counts", "negative_ttl", "on_source_error", "built-in default", "1h"):
         assert text in done.output
+    assert cells(policies(profiled, "--long", profile="ci"), "counts")[2] == "-"
+
+
+def test_a_wildcard_that_matches_nothing_is_pointed_out(folder: Folder, feast: Feast) -> None:
+    """By `feast apply`, under any profile, and by `hotplate policy`."""
+    folder.write(ttl_map={"default": "1m", "sesion_*": "2s"}, profiles={"ci": {"x_*": "1s"}})
+    done = feast(folder.path, "apply")
+    assert done.code == 0
+    assert "ttl_map['sesion_*'] matches no group" in done.err
+    assert "profiles['ci']['x_*'] matches no group" in done.err
+    assert "ttl_map['sesion_*'] matches no group" in policies(folder).output
 
 
 def test_policies_of_an_empty_registry(folder: Folder) -> None:
-    """Before the first `apply` it says what to do."""
-    folder.write()
+    """Before the first `apply` it says what to do, whatever the maps name."""
+    folder.write(ttl_map={"profile": "5s"})
     done = policies(folder)
     assert done.exit_code == 0
-    assert "holds no feature views yet: run feast apply" in done.output
+    assert "Nothing is applied yet: run feast apply" in done.output
     assert json.loads(policies(folder, "--json").output) == {}
 
 
@@ -506,7 +590,7 @@ def broken(folder: Folder, kind: str) -> None:
 BROKEN = {
     "no_repo": ["holds no feature_store.yaml", "--chdir FOLDER"],
     "no_yaml": ["Feast cannot read", "feature_store.yaml"],
-    "bad_settings": ["group 'profile': ttl: '-5s' is negative"],
+    "bad_settings": ["group 'profile' (ttl_map): ttl: '-5s' is negative"],
     "another_store": ["is SqliteOnlineStore, not CachedOnlineStore", "write online_store:"],
     "unknown_group": ["group 'profiel': ttl_map: names no group"],
 }
@@ -531,6 +615,22 @@ def test_policies_of_a_broken_registry(applied: Folder) -> None:
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
     assert done.stderr.startswith("hotplate: ")
+
+
+def test_no_password_of_the_registry_is_shown(
+    applied: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Feast's own words about a registry may hold its address with the password."""
+    for text in (f"no postgresql://feast:{SECRET}@db:5432/x", f"dsn host=db password={SECRET} x"):
+
+        def fail(*args: Any, text: str = text, **kwargs: Any) -> Any:
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(hotplate.Hotplate, "policies", fail)
+        done = policies(applied)
+        assert done.exit_code == 1
+        assert SECRET not in done.output
+        assert "***" in done.stderr
 
 
 def test_an_unknown_option_is_wrong_usage(applied: Folder) -> None:
@@ -648,8 +748,8 @@ def test_a_bad_repo_is_refused_by_the_real_command(shell: dict[str, Started]) ->
     done = shell["bad"].done()
     assert done.code == 1
     assert done.err.strip().splitlines()[-1] == (
-        "hotplate.errors.PolicyError: cache policy of group 'profile': ttll: is not a setting. "
-        "Did you mean 'ttl'?"
+        "hotplate.errors.PolicyError: cache policy of group 'profile' (tags of feature view "
+        "'profile'): ttll: is not a setting. Did you mean 'ttl'?"
     )
     assert "online.db" not in shell["bad"].folder.state()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -349,6 +350,55 @@ def test_freshness_of_each_row(make_repo: RepoMaker) -> None:
     assert response.freshness()["w"][0].expires_in_s == pytest.approx(4)
     again = repo.hot.get_online_features(AGE, ONE).freshness()["v"][0]
     assert again.tier is Tier.MEMORY
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_expires_later_than_its_bound_allows(make_repo: RepoMaker, seed: int) -> None:
+    """Whatever was loaded, waited for, jittered or stood in: age and rest are within the bound."""
+    policy = {"ttl": "30s", "negative_ttl": "4s", "on_source_error": "last_good 2m"}
+    repo = make_repo(ttl_map={"default": policy})
+    repo.apply(USER, repo.view("v", {"age": Int64}))
+    repo.write("v", user_id=[1, 2, 3], age=[1, 2, 3])
+    repo.hot.get_online_features(AGE, ONE)
+    chance = random.Random(seed)
+    source = repo.cache.runtime.engine.source
+    load = source.load
+
+    def slow(requests: Any) -> Any:
+        repo.clock.advance(chance.choice([0, 0.5, 40]))
+        if chance.random() < 0.2:
+            raise ConnectionError("the source")
+        return load(requests)
+
+    source.load = slow  # type: ignore[method-assign]
+    for _ in range(150):
+        repo.clock.advance(chance.choice([0, 0.001, 2, 15, 31]))
+        users = chance.sample([1, 2, 3, 9], k=chance.randint(1, 4))
+        began_ns = repo.clock.now_ns()
+        try:
+            response = repo.hot.get_online_features(AGE, {"user_id": users})
+        except ConnectionError:
+            continue
+        for user, row in zip(users, response.freshness()["v"], strict=True):
+            bound_s = {Tier.LAST_GOOD: 120}.get(row.tier, 4 if user == 9 else 30)
+            assert row.age_s >= 0
+            assert row.expires_in_s <= bound_s
+            assert row.age_s + row.expires_in_s <= bound_s + 1e-9
+            # past its bound only what was read since the request came, by a slow source
+            waited_s = (repo.clock.now_ns() - began_ns) / 1e9
+            assert row.expires_in_s >= 0 or row.age_s <= waited_s or row.tier is Tier.LAST_GOOD
+
+
+def test_a_row_that_came_after_the_clock_was_read_is_new(make_repo: RepoMaker) -> None:
+    """Another request's load may land between a request's look at the clock and at memory."""
+    repo = make_repo(ttl_map={"default": {"ttl": "30s", "jitter": 0}})
+    repo.apply(USER, repo.view("v", {"age": Int64}))
+    repo.write("v", user_id=[1], age=[1])
+    repo.hot.get_online_features(AGE, ONE)
+    response: Any = repo.hot.get_online_features(AGE, ONE)
+    response._now_ns -= 1_000_000_000
+    (row,) = response.freshness()["v"]
+    assert (row.age_s, row.expires_in_s) == (0, 30)
 
 
 def test_a_never_cached_row_is_expired_when_it_is_served(make_repo: RepoMaker) -> None:

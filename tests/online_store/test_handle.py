@@ -47,6 +47,13 @@ def test_a_store_that_is_not_cached_is_refused(repo: Repo) -> None:
         hotplate.of(repo.bare)
 
 
+@pytest.mark.parametrize("wrong", [None, "feature_repo", 7])
+def test_what_is_no_store_is_refused(wrong: Any) -> None:
+    """It says what it wants."""
+    with pytest.raises(NotACachedStoreError, match=r"expected a feast\.FeatureStore, got a"):
+        hotplate.of(wrong)
+
+
 def test_a_clock_comes_before_the_first_use(repo: Repo) -> None:
     """The clock of a store in use cannot be exchanged."""
     repo.hot.get_online_features(AGE, ONE)
@@ -60,13 +67,34 @@ def test_stats_are_a_snapshot_and_repr_shows_live_state(repo: Repo) -> None:
     for _ in range(3):
         repo.hot.get_online_features(AGE, ONE)
     after = repo.cache.stats()
-    assert before.groups.get("v") is None or before.groups["v"].reads == 0
+    assert before.groups["v"].reads == 0  # known from the registry before it is read
+    assert before.groups["v"].hit_rate == 0
     assert (after.groups["v"].hits, after.groups["v"].misses) == (2, 1)
     assert after.groups["v"].hit_rate == pytest.approx(2 / 3)
     assert after.source_batches == 1
     assert after.entries == 1
     assert after.bytes == after.groups["v"].bytes > 0
     assert "rows=1" in repr(repo.cache)
+
+
+def test_stats_print_as_a_table(repo: Repo) -> None:
+    """What a person wants to know, aligned; `repr` keeps every count."""
+    for _ in range(3):
+        repo.hot.get_online_features(AGE, ONE)
+    repo.hot.get_online_features(AGE, ONE, include_feature_view_version_metadata=True)
+    stats = repo.cache.stats()
+    header, row, total = str(stats).splitlines()
+    assert header.split() == [
+        "group",
+        "hit",
+        "rate",
+        *["hits", "misses", "loads", "entries", "bytes"],
+    ]
+    assert row.split()[:-1] == ["v", "75.0%", "3", "1", "1", "1"]
+    assert len(header) == len(row)
+    assert total.startswith("1 entries of ")
+    assert "1 round trips to the source; 1 requests past the cache; 0 faults" in total
+    assert repr(stats).startswith("CacheStats(groups={'v': GroupStats(hits_memory=3,")
 
 
 def test_counts_outlive_the_plans_that_counted(repo: Repo) -> None:
@@ -150,6 +178,37 @@ def test_write_through_the_handle(repo: Repo) -> None:
     repo.cache.write("v", _chunked())
     got = repo.hot.get_online_features(AGE, {"user_id": [103]}).to_dict()
     assert got["age"] == [3]
+
+
+@pytest.mark.parametrize("wrong", [None, {"user_id": [1]}, [1]])
+def test_writing_what_is_no_frame_is_refused(repo: Repo, wrong: Any) -> None:
+    """Before Feast trips over it."""
+    with pytest.raises(TypeError, match="expected a pandas DataFrame"):
+        repo.cache.push("v_push", wrong)
+    with pytest.raises(TypeError, match="expected a pandas DataFrame"):
+        repo.cache.write("v", wrong)
+
+
+def test_writing_an_unknown_view_is_refused(repo: Repo) -> None:
+    """It names those there are."""
+    with pytest.raises(KeyError, match="no group or feature view 'w'; groups: v"):
+        repo.cache.write("w", frame_of(user_id=[1], age=[1]))
+    repo.apply(repo.view("w", {"age": Int64}, tags={"hotplate.group": "g"}))
+    with pytest.raises(KeyError, match="'g' is a group: name the feature view"):
+        repo.cache.write("g", frame_of(user_id=[1], age=[1]))
+
+
+def test_stats_are_told_where_the_registry_is_not(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts are asked for when things are down, too."""
+    cache = repo.cache
+
+    def down(*args: Any, **kwargs: Any) -> Any:
+        raise ConnectionError("registry")
+
+    monkeypatch.setattr(type(repo.hot.registry), "list_feature_views", down)
+    assert cache.stats().groups == {}
 
 
 def test_no_secret_is_shown(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from feast.data_source import PushMode
 from feast.types import Float64, Int64, String
@@ -95,6 +97,55 @@ def test_invalidate_one_entity(repo: Repo) -> None:
     assert (read(repo), read(repo, 2)) == (20, 11)
     repo.cache.invalidate("v", [{"user_id": 1}, {"user_id": 2}])
     assert read(repo, 2) == 21
+
+
+def test_entities_to_invalidate_come_in_any_form(repo: Repo) -> None:
+    """One, columns, a frame, rows, an iterator; the answer counts the rows that were held."""
+    for entities in (
+        {"user_id": [1, 2]},
+        {"user_id": (1, 2, 9)},
+        {"user_id": np.array([1, 2])},
+        pd.DataFrame({"user_id": [1, 2]}),
+        [{"user_id": 1}, {"user_id": 2}],
+        iter([{"user_id": 1}, {"user_id": 2}]),
+        None,
+    ):
+        for user in (1, 2):
+            read(repo, user)
+        assert repo.cache.invalidate("v", entities) == 2
+        assert repo.cache.invalidate("v", {"user_id": 1}) == 0
+    read(repo)
+    assert repo.cache.invalidate("v", {"user_id": np.int64(1)}) == 1
+    for none in ([], {"user_id": []}, pd.DataFrame({"user_id": []})):
+        assert repo.cache.invalidate("v", none) == 0
+
+
+@pytest.mark.parametrize(
+    ("entities", "error", "says"),
+    [
+        (7, TypeError, "entities are a int: write"),
+        ("7", TypeError, "entities are a str: write"),
+        ([7], TypeError, "an entity is a int: write"),
+        ([{"user_id": 1}, 7], TypeError, "an entity is a int: write"),
+        ({"user_id": None}, ValueError, "'user_id' is null or cannot be INT64"),
+        ([{"user_id": 1}, {"user_id": None}], ValueError, "null or cannot be INT64"),
+        ({"user_id": float("nan")}, ValueError, "null or cannot be INT64"),
+        ({"user_id": "seven"}, ValueError, "null or cannot be INT64"),
+        ({"user_id": [[1]]}, ValueError, "null or cannot be INT64"),
+        ({"user_id": [1], "x": [1, 2]}, ValueError, "of different length"),
+        ({"user_id": [1, 2], "x": 1}, ValueError, "mix single values and columns"),
+        ({}, ValueError, "name no join key"),
+        ([{"user_id": 1}, {"user": 1}], ValueError, "different join keys"),
+    ],
+)
+def test_wrong_entities_are_refused_and_nothing_is_forgotten(
+    repo: Repo, entities: Any, error: type[Exception], says: str
+) -> None:
+    """An invalidation that forgets nothing because of a typo would be found much later."""
+    read(repo)
+    with pytest.raises(error, match=says):
+        repo.cache.invalidate("v", entities)
+    assert repo.cache.stats().entries == 1
 
 
 def test_invalidate_a_group(repo: Repo) -> None:

@@ -143,7 +143,7 @@ def test_a_refused_apply_changes_nothing(shop: Repo) -> None:
     bad = shop.view("profile", {"age": String}, tags={"hotplate.ttll": "5s"})
     other = shop.view("more", {"x": Int64})
     for _ in range(2):
-        with pytest.raises(PolicyError, match="group 'profile': ttll: is not a setting"):
+        with pytest.raises(PolicyError, match="ttll: is not a setting"):
             shop.hot.apply([bad, other])
     assert (shop.folder / "registry.db").read_bytes() == before
     assert [view.name for view in shop.open_bare().list_feature_views()] == ["profile", "counts"]
@@ -155,11 +155,15 @@ def test_a_refused_apply_changes_nothing(shop: Repo) -> None:
 
 
 def test_views_of_one_group_applied_one_by_one(make_repo: RepoMaker) -> None:
-    """A contradiction that no single `apply` shows is answered uncached, and reported."""
+    """A contradiction that was applied past the cache is answered uncached, and reported."""
     repo = make_repo(ttl_map={})
     tags = {"hotplate.group": "users"}
     repo.apply(USER, repo.view("v", {"x": Int64}, tags={**tags, "hotplate.ttl": "5s"}))
-    repo.apply(repo.view("w", {"y": Int64}, tags={**tags, "hotplate.ttl": "9s"}))
+    wrong = repo.view("w", {"y": Int64}, tags={**tags, "hotplate.ttl": "9s"})
+    with pytest.raises(PolicyError, match="feature view 'v' of the same group says 5s"):
+        repo.hot.apply([wrong])
+    repo.bare.apply([wrong])
+    repo.hot.refresh_registry()
     for number in (1, 2):
         repo.write("v", event_time=[day(number)], user_id=[1], x=[number])
         assert_same(repo, ["v:x", "w:y"], USERS)
@@ -338,7 +342,7 @@ def test_what_a_sql_registry_keeps_of_a_refused_apply(make_repo: RepoMaker, tmp_
     """Feast writes to a SQL registry before it asks the store; such a view is read uncached."""
     repo = make_repo(registry=registry_of(tmp_path, "sql", 600))
     repo.apply(USER, repo.view("v", {"age": Int64}))
-    with pytest.raises(PolicyError, match="group 'w': ttll: is not a setting"):
+    with pytest.raises(PolicyError, match="ttll: is not a setting"):
         repo.hot.apply([repo.view("w", {"x": Int64}, tags={"hotplate.ttll": "5s"})])
     repo.hot.refresh_registry()
     repo.bare.refresh_registry()

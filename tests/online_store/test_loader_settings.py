@@ -228,7 +228,7 @@ def test_environment_variables_fill_a_url(tmp_path: Path, monkeypatch: pytest.Mo
         assert got["n"] == [7, None]
     database.engine.dispose()
 
-    shown = CliRunner().invoke(main, ["policy", "--chdir", str(repo.folder)])
+    shown = CliRunner().invoke(main, ["policy", "--long", "--chdir", str(repo.folder)])
     assert "sql (feature view v)" in shown.output
     assert "operational.db" not in shown.output
     as_json = CliRunner().invoke(main, ["policy", "--json", "--chdir", str(repo.folder)])

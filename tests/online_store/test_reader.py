@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from feast import FeatureService
+from feast.protos.feast.serving.ServingService_pb2 import FieldStatus
 from feast.types import Bool, Float32, Float64, Int32, Int64, String, UnixTimestamp
 
 from hotplate import Tier
@@ -117,7 +119,10 @@ def test_freshness_and_empty_batches(repo: Repo) -> None:
         (["a:seen"], None, {"user_id": [1]}, "UNIX_TIMESTAMP, not a number"),
         (["a:x"], None, {"user_id": [1], "other": [1, 2]}, "different length"),
         (["a:x"], None, {"user_id": [None]}, "null or not of its declared type"),
-        (["pairs:p"], None, {"user_id": [1]}, "Use get_online_features"),
+        (["a:x"], None, {}, "name no join key"),
+        (["a:x"], None, [{"user_id": 1}, {"user": 2}], "different join keys"),
+        (["a:x"], None, {"user_id": [1], "y": [1]}, "keyed by user_id; the columns given are"),
+        (["pairs:p"], None, {"user_id": [1]}, "keyed by user_id, merchant_id; the columns given"),
     ],
 )
 def test_what_cannot_be_a_matrix_is_refused(
@@ -126,3 +131,61 @@ def test_what_cannot_be_a_matrix_is_refused(
     """A wrong order, a string, a missing key: an error that names it, before a wrong score."""
     with pytest.raises(ValueError, match=says):
         repo.cache.reader(features, order=order).matrix(entities)
+
+
+@pytest.mark.parametrize(
+    ("features", "order", "error", "says"),
+    [
+        ("a:x", None, TypeError, r"write \['a:x'\]"),
+        ("model", None, TypeError, r"store.get_feature_service\('model'\)"),
+        (None, None, TypeError, "must be a list"),
+        ([], None, TypeError, "must be a list"),
+        (["x"], None, ValueError, "'x' names no feature of a view"),
+        (["a:x"], "x", TypeError, "give a list of output names"),
+        (["a:x", "a:n"], ["x"], ValueError, r"not in the order: \['n'\]"),
+        (["a:name"], None, ValueError, "'name' is STRING, not a number"),
+        (["a:nope"], None, Exception, "nope"),
+    ],
+)
+def test_a_wrong_reader_is_refused_when_it_is_made(
+    repo: Repo, features: Any, order: Any, error: type[Exception], says: str
+) -> None:
+    """What is wrong with its features shows where it is made, not in production."""
+    with pytest.raises(error, match=says):
+        repo.cache.reader(features, order=order)
+
+
+def test_entities_come_in_any_form(repo: Repo) -> None:
+    """Columns, a frame, rows, a single one."""
+    reader = repo.cache.reader(["floats:f1", "floats:f2"])
+    assert reader.join_keys == ("user_id",)
+    want = reader.matrix({"user_id": [1, 2]})
+    for entities in (
+        {"user_id": (1, 2)},
+        {"user_id": np.array([1, 2])},
+        pd.DataFrame({"user_id": [1, 2]}),
+        [{"user_id": 1}, {"user_id": 2}],
+    ):
+        np.testing.assert_array_equal(reader.matrix(entities), want)
+    np.testing.assert_array_equal(reader.matrix({"user_id": np.int64(2)}), want[1:])
+    for wrong in (7, "7", [7], None):
+        with pytest.raises(TypeError, match=r"write \{'card_id': 7\}"):
+            reader.matrix(wrong)
+
+
+def test_statuses_of_a_matrix(make_repo: RepoMaker) -> None:
+    """What is too old for Feast, null or unknown can be told apart, as in Feast's response."""
+    repo = make_repo(settings={"enforce_max_age": True})
+    old = repo.view("old", {"o": Int64}, ttl=timedelta(days=1))
+    repo.apply(USER, old, repo.view("new", {"n": Int64}))
+    repo.write("old", user_id=[1], o=[5], event_time=[pd.Timestamp("2024-01-01", tz="UTC")])
+    repo.write("new", user_id=[1, 2], n=[6, None])
+    reader = repo.cache.reader(["new:n", "old:o"], order=["o", "n"])
+    users = {"user_id": [1, 2, 3]}
+    for _ in range(2):
+        answer = reader.read(users)
+        response = repo.hot.get_online_features(["old:o", "new:n"], users).proto
+        want = np.array([vector.statuses for vector in response.results[1:]]).T
+        np.testing.assert_array_equal(answer.statuses, want)
+        assert answer.statuses[0, 0] == FieldStatus.OUTSIDE_MAX_AGE
+    assert reader.read({"user_id": []}).statuses.shape == (0, 2)

@@ -30,6 +30,7 @@ from pipelines.demo.report import PLOTS
 from pipelines.demo.requests import draw_requests
 from pipelines.demo.stores import FeatureRepo, OnlineSource, online_source, quiet_feast
 from pipelines.demo.updates import SpendingUpdates
+from pipelines.demo.wording import GROUP_HEADINGS, equality
 from pipelines.fraud.simulate import SimulationSpec, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,6 +162,34 @@ def test_the_terminal_says_where_the_page_is(run: Run) -> None:
     assert re.fullmatch(r"Numbers: file:///\S+/out/results\.json", numbers)
     assert "Materializing" not in run.output
     assert "Warning" not in run.output
+
+
+def test_the_terminal_explains_its_words_and_what_comes_next(run: Run) -> None:
+    """The table's headings are the page's, and each is explained; the last words lead on."""
+    text = " ".join(run.output.split())
+    for heading in GROUP_HEADINGS:
+        assert f"<th>{heading}</th>" in run.page
+        assert heading.split()[0] in text
+    for words in ("Source reads:", "Forgotten:", "Bound:", "Past bound:", "hotplate policy -c"):
+        assert words in text
+    assert max(map(len, run.output.splitlines()[-40:-2])) <= 80
+
+
+@pytest.mark.parametrize(
+    ("explained", "unexplained", "says", "says_not"),
+    [
+        (0, 0, ["all of the 100 answers"], ["ttl allows", "fault"]),
+        (12, 0, ["all of the 88 answers", "The other 12 hold", "bound of 20 s"], ["fault"]),
+        (12, 3, ["all of the 88 answers", "but 3.", "are a fault: please report it"], []),
+    ],
+)
+def test_how_equal_the_answers_are(
+    explained: int, unexplained: int, says: list[str], says_not: list[str]
+) -> None:
+    """First what nobody changed behind the cache's back, then what its ttl allowed."""
+    text = " ".join(equality(100, explained, unexplained, "20 s"))
+    assert all(words in text for words in says)
+    assert not any(words in text for words in says_not)
 
 
 def test_the_server_is_stopped(run: Run) -> None:

@@ -518,16 +518,18 @@ class Engine:
 
     # -- forgetting -----------------------------------------------------------------------------
 
-    def forget_keys(self, keys: Sequence[Key]) -> None:
-        """Never again serve what was read before for these keys."""
+    def forget_keys(self, keys: Sequence[Key]) -> int:
+        """Never again serve what was read before for these keys; returns the rows dropped."""
         # in this order: a flight boarded in between finds no row in memory that it could hand on
-        self.memory.forget(keys)
+        dropped = self.memory.forget(keys)
         self.flights.detach(keys)
+        return dropped
 
-    def forget_tokens(self, tokens: frozenset[int]) -> None:
-        """Drop every entry under these tokens."""
-        self.memory.forget_tokens(tokens)
+    def forget_tokens(self, tokens: frozenset[int]) -> int:
+        """Drop every entry under these tokens; returns the rows dropped."""
+        dropped = self.memory.forget_tokens(tokens)
         self.flights.detach_tokens(tokens)
+        return dropped
 
     def restart_after_fork(self) -> None:
         """Start clean in a forked child; rows stay, with the ages they have."""

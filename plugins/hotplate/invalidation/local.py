@@ -27,11 +27,12 @@ _SPREAD: Final = 0x9E37_79B9_7F4A_7C15  # odd, so that no two tokens are equal
 class Member(Protocol):
     """A cache that belongs to a domain."""
 
-    def forget_keys(self, keys: Sequence[Key]) -> None:
-        """Never again serve what was read before for these keys."""
+    def forget_keys(self, keys: Sequence[Key]) -> int:
+        """Never again serve what was read before for these keys; returns the rows dropped."""
 
-    def forget_tokens(self, tokens: frozenset[int]) -> None:
-        """Drop every entry under these tokens; nothing looks them up any more."""
+    def forget_tokens(self, tokens: frozenset[int]) -> int:
+        """Drop every entry under these tokens, which nothing looks up any more; returns the rows
+        dropped."""
 
     def restart_after_fork(self) -> None:
         """Start clean in a forked child: no locks held, no load in flight."""
@@ -93,7 +94,7 @@ class Domain:
         """Forget entities of a feature view, in every version and schema of it, everywhere.
 
         Returns:
-            How many keys were forgotten, whether or not any cache held them.
+            How many rows were dropped.
         """
         views = self.views_named(project, name)
         if not views:
@@ -102,29 +103,30 @@ class Domain:
         for view in views:
             by_shape.setdefault(view.identity.shape, []).append(view)
         keys = [view.key(values) for shape, values in entities for view in by_shape.get(shape, ())]
-        self.invalidate_keys(keys)
-        return len(keys)
+        return self.invalidate_keys(keys)
 
-    def invalidate_keys(self, keys: Sequence[Key]) -> None:
-        """Forget keys everywhere."""
-        if keys:
-            for member in self._all_members():
-                member.forget_keys(keys)
+    def invalidate_keys(self, keys: Sequence[Key]) -> int:
+        """Forget keys everywhere; returns how many rows were dropped."""
+        return sum(member.forget_keys(keys) for member in self._all_members()) if keys else 0
 
-    def invalidate_views(self, views: Iterable[View]) -> None:
-        """Forget everything of these views: their keys get a new token."""
+    def invalidate_views(self, views: Iterable[View]) -> int:
+        """Forget everything of these views: their keys get a new token.
+
+        Returns:
+            How many rows were dropped.
+        """
         with self._lock:
             for view in views:
                 self._retired.add(view.token)
                 view.renew(self._take_token())
                 self._by_token[view.token] = view
             retired = frozenset(self._retired)
-        for member in self._all_members():
-            member.forget_tokens(retired)
+        dropped = sum(member.forget_tokens(retired) for member in self._all_members())
         with self._lock:
             self._retired -= retired
             for token in retired:
                 self._by_token.pop(token, None)
+        return dropped
 
     def invalidate_all(self, project: str) -> None:
         """Forget everything of a project."""

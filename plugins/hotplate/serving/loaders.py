@@ -11,11 +11,11 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from hotplate.cache_policy import GROUP_TAG
 from hotplate.clock import Clock
 from hotplate.contracts import LoadRequest, Source
 from hotplate.errors import ConfigError, LoaderError
 from hotplate.loaders import LoaderSettings
-from hotplate.policy import GROUP_TAG
 from hotplate.serving.wrapped import WrappedStore
 from hotplate.serving.write_back import WriteBack
 from hotplate.sources.loader import Loader, Loading

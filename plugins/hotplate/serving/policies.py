@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from feast import FeatureStore, RepoConfig
 from feast.infra.registry.base_registry import BaseRegistry
 
 from hotplate.contracts import NO_LEASE_NEEDED, Lease
 from hotplate.core.engine import Bound
-from hotplate.errors import HotplateError, PolicyError
-from hotplate.policy import PolicyLayers, ResolvedPolicy, TaggedPolicy, TTLMap, read_tags
-from hotplate.serving.loaders import Loaders
+from hotplate.errors import PolicyError
+from hotplate.policy import PolicyLayers, ResolvedPolicy, Stray, TaggedPolicy, TTLMap, read_tags
 
-__all__ = ["PolicyBook", "check_names", "feature_views_of", "no_channel", "resolve_all"]
+__all__ = ["PolicyBook", "feature_views_of", "group_of", "no_channel", "resolve_all", "tagged"]
 
 _READ_EVERY_NS: Final = 10_000_000_000
 _log = logging.getLogger("hotplate.policy")
@@ -50,6 +48,15 @@ def tagged(views: Iterable[Any]) -> dict[str, list[TaggedPolicy]]:
     return groups
 
 
+def group_of(views: Iterable[Any]) -> dict[str, str]:
+    """Feature view -> group.
+
+    Raises:
+        PolicyError: a tag is unknown or malformed.
+    """
+    return {said.view: said.group for views in tagged(views).values() for said in views}
+
+
 def resolve_all(layers: PolicyLayers, views: Iterable[Any]) -> dict[str, ResolvedPolicy]:
     """Every group's policy.
 
@@ -60,41 +67,20 @@ def resolve_all(layers: PolicyLayers, views: Iterable[Any]) -> dict[str, Resolve
     return {group: layers.resolve(group, said) for group, said in sorted(groups.items())}
 
 
-def check_names(
-    layers: PolicyLayers,
-    loaders: Loaders,
-    config: RepoConfig,
-    applied: Iterable[Any],
-    deleted: Iterable[Any],
-) -> None:
-    """Refuse a name in the TTL maps that is no group, and a loader's that is no view either.
-
-    Raises:
-        PolicyError, ConfigError: the name is neither applied now nor was before.
-    """
-    applied = list(applied)
-    try:
-        layers.check_names(tagged(applied))
-        loaders.check_names(applied)
-    except HotplateError:
-        # `feast apply` names every view; a caller of the SDK may name only what changes
-        gone = {table.name for table in deleted}
-        store = FeatureStore(config=config)
-        before = feature_views_of(store.registry, config.project)
-        views = [*applied, *(view for view in before if view.name not in gone)]
-        layers.check_names(read_tags(view.name, view.tags).group for view in views)
-        loaders.check_names(views)
-
-
 class _Page:
     """The tags of one state of the registry and the policies resolved from them."""
 
-    __slots__ = ("bounds", "read_ns", "seen", "tagged")
+    __slots__ = ("bounds", "read_ns", "seen", "strays", "tagged")
 
     def __init__(
-        self, tagged: Mapping[str, list[TaggedPolicy]], seen: object, read_ns: int
+        self,
+        tagged: Mapping[str, list[TaggedPolicy]],
+        strays: Sequence[Stray],
+        seen: object,
+        read_ns: int,
     ) -> None:
         self.tagged = tagged
+        self.strays = strays
         self.seen = seen
         self.read_ns = read_ns
         self.bounds: dict[str, Bound] = {}
@@ -104,7 +90,9 @@ class PolicyBook:
     """The policies of one deployment, renewed when the registry is.
 
     A policy that cannot be resolved (tags that were applied past Hotplate's own check) excludes
-    its group from the cache: wrong settings make reads slower, never stale.
+    its group from the cache: wrong settings make reads slower, never stale. A name in a map that is
+    no group's may have been meant for any group that the map does not name, so these are served
+    no staler than its entry allows.
 
     Args:
         layers: the deployment's policy maps.
@@ -114,7 +102,7 @@ class PolicyBook:
     def __init__(self, layers: PolicyLayers, lease: Callable[[], Lease | None]) -> None:
         self.layers = layers
         self._lease = lease
-        self._page = _Page({}, None, 0)
+        self._page = _Page({}, (), None, 0)
         self._reported: set[str] = set()
 
     def renew(self, registry: BaseRegistry, project: str, now_ns: int) -> None:
@@ -128,14 +116,28 @@ class PolicyBook:
         if seen == page.seen and (created is not None or now_ns - page.read_ns < _READ_EVERY_NS):
             return
         said: dict[str, list[TaggedPolicy]] = {}
+        known: dict[str, str] = {}
         for view in feature_views_of(registry, project):
+            known[view.name] = view.name
             try:
                 policy = read_tags(view.name, view.tags)
             except PolicyError as error:
                 self._report(error)
                 continue
+            known[view.name] = policy.group
             said.setdefault(policy.group, []).append(policy)
-        self._page = _Page(said, seen, now_ns)
+        self._page = _Page(said, self._find_strays(known), seen, now_ns)
+
+    def _find_strays(self, group_of: Mapping[str, str]) -> Sequence[Stray]:
+        """The names in the maps that are no group's, each logged once; none before any apply."""
+        strays = self.layers.strays(set(group_of.values())) if group_of else []
+        for stray in strays:
+            self._report(
+                stray.error(group_of),
+                "until it is corrected, or its group applied, groups that "
+                f"{stray.ttl_map.origin} does not name are served no staler than it allows",
+            )
+        return strays
 
     def bound(self, table: Any) -> tuple[str, Bound]:
         """The group of a feature view and the policy it is read under."""
@@ -164,15 +166,17 @@ class PolicyBook:
         if not any(view.view == own.view for view in said):
             said = [*said, own]
         try:
-            return self.layers.resolve(own.group, said)
+            return self.layers.resolve(own.group, said, page.strays)
         except PolicyError as error:
             self._report(error)
             return _never(own.group)
 
-    def _report(self, error: PolicyError) -> None:
+    def _report(
+        self, error: PolicyError, meanwhile: str = "until then this group is not cached"
+    ) -> None:
         if str(error) not in self._reported:
             self._reported.add(str(error))
-            _log.error("%s (until then this group is not cached)", error)
+            _log.error("%s (%s)", error, meanwhile)
 
 
 def no_channel(group: str) -> PolicyError:

@@ -7,15 +7,18 @@ model wants neither. Rows come from the same engine under the same policies as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from feast import FeatureService, FeatureStore
+from feast import FeatureService, FeatureStore, utils
+from feast.feature_view import DUMMY_ENTITY_ID
 
 from hotplate.contracts import Freshness
+from hotplate.serving.entities import as_columns
 from hotplate.serving.plan import Plan
 from hotplate.serving.plans import is_not_compiled
 from hotplate.serving.requests import coerce
@@ -29,7 +32,7 @@ __all__ = ["MatrixAnswer", "MatrixReader"]
 
 @dataclass(frozen=True)
 class MatrixAnswer:
-    """A matrix and how fresh it is.
+    """A matrix, Feast's statuses of its values, and how fresh it is.
 
     Attributes:
         values: float32, shape (entities, features); null and unknown are NaN.
@@ -40,25 +43,30 @@ class MatrixAnswer:
     feature_names: tuple[str, ...]
     _response: CachedResponse
 
+    @cached_property
+    def statuses(self) -> npt.NDArray[np.uint8]:
+        """Feast's `FieldStatus` of each value, in the matrix's shape; made when first asked for.
+
+        With `enforce_max_age` a value past its feature view's own `ttl` is `OUTSIDE_MAX_AGE`
+        here, and in `values` what the store holds, as in Feast's own response.
+        """
+        if not len(self.values):
+            return np.empty(self.values.shape, np.uint8)
+        answer = self._response.proto
+        read = dict(zip(answer.metadata.feature_names.val, answer.results, strict=True))
+        return np.array([read[name].statuses for name in self.feature_names], np.uint8).T
+
     def freshness(self) -> dict[str, list[Freshness]]:
         """Feature view -> one item an entity, as `CachedResponse.freshness`."""
         return self._response.freshness()
 
 
 class MatrixReader:
-    """Reads features as a matrix.
+    """Reads features as a matrix. Made by `Hotplate.reader`, which says what it takes.
 
-    Args:
-        store: the Feast store.
-        runtime: what is behind its cached online store.
-        features: `"view:feature"` references, or a feature service.
-        order: output names in the order of the matrix's columns, for a model that trusts column
-            order; the order of `features` if left out.
-        full_feature_names: whether output names carry the view's name.
-
-    Raises:
-        ValueError: `order` names a feature that is not read, leaves one out or repeats one; or a
-            feature is not a number.
+    Attributes:
+        feature_names: the matrix's columns, by output name.
+        join_keys: the entity columns that a batch must have, in any order.
     """
 
     def __init__(
@@ -71,10 +79,22 @@ class MatrixReader:
     ) -> None:
         self._store = store
         self._runtime = runtime
-        self._features = list(features) if isinstance(features, list) else features
+        self._features = _checked(features)
         self._is_full = full_feature_names
         self._columns: tuple[Plan, list[list[int]]] | None = None
-        self.feature_names: tuple[str, ...] = tuple(order) if order is not None else self._asked()
+        if isinstance(order, str):
+            raise TypeError("the order is a text: give a list of output names")
+        # the same resolution as a request's, so that what is wrong shows here and not in production
+        registry, project = store.registry, store.project
+        context = utils._get_cached_request_context(
+            registry, project, self._features, self._is_full
+        )
+        self.join_keys = _join_keys(context)
+        self.feature_names: tuple[str, ...] = tuple(self._asked() if order is None else order)
+        self._into(self._plan(self.join_keys, runtime.clock.now_ns()))
+
+    def __repr__(self) -> str:
+        return f"MatrixReader({len(self.feature_names)} features by {', '.join(self.join_keys)})"
 
     def _asked(self) -> tuple[str, ...]:
         if isinstance(self._features, list):
@@ -91,42 +111,45 @@ class MatrixReader:
         views_and_names = [ref.split(":", 1) for ref in refs]
         return tuple(f"{view}__{name}" if self._is_full else name for view, name in views_and_names)
 
-    def matrix(self, entities: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    def matrix(self, entities: Any) -> npt.NDArray[np.float32]:
         """The features of a batch of entities.
 
         Args:
-            entities: join key -> values (list, tuple, numpy array or pandas column), one an entity.
+            entities: join key -> values (list, tuple, numpy array or pandas column), a DataFrame
+                of the join keys, or a list of rows as Feast takes them.
 
         Returns:
             float32, shape (entities, features), in the order of `feature_names`; null is NaN.
 
         Raises:
-            ValueError: the columns are of different length, or a request that needs more than
-                reading rows (on-demand views, request data).
+            TypeError: `entities` is in none of these forms.
+            ValueError: a join key is missing, there is a column that is none, columns are of
+                different length, or a value is null or not of its declared type.
         """
         return self.read(entities).values
 
-    def read(self, entities: Mapping[str, Any]) -> MatrixAnswer:
-        """As `matrix`, with the freshness of what was read."""
-        columns, count = _columns(entities)
+    def read(self, entities: Any) -> MatrixAnswer:
+        """As `matrix`, with the statuses and the freshness of what was read."""
+        columns, count = as_columns(entities)
         if not count:
             empty = np.empty((0, len(self.feature_names)), np.float32)
             return MatrixAnswer(empty, self.feature_names, _EMPTY)
         runtime = self._runtime
         now_ns = runtime.clock.now_ns()
-        plan = self._plan(tuple(entities), now_ns)
-        values = coerce(plan, columns)
+        plan = self._plan(tuple(columns), now_ns)
+        values = coerce(plan, list(columns.values()))
         if values is None:
             raise ValueError(
                 "an entity value is null or not of its declared type; "
-                f"columns given: {', '.join(entities)}"
+                f"columns given: {', '.join(columns)}"
             )
         answer = None
         rows = plan.hit(values.keys, count, now_ns)
         if rows is None:
             answer = runtime.engine.read(plan.wants(values.keys, count), now_ns)
             rows, now_ns = answer.rows, answer.now_ns
-        response = CachedResponse(plan, values.shown, values.protos, rows, now_ns, answer)
+        wall_us = runtime.clock.wall_ns() // 1_000 if plan.is_enforced else 0
+        response = CachedResponse(plan, values.shown, values.protos, rows, now_ns, answer, wall_us)
         return MatrixAnswer(self._fill(plan, rows, count), self.feature_names, response)
 
     def _fill(
@@ -146,9 +169,15 @@ class MatrixReader:
                 self._features, self._is_full, project, given, registry, now_ns
             )
         if not isinstance(plan, Plan):
+            if set(given) != set(self.join_keys):
+                raise ValueError(
+                    f"the features are keyed by {', '.join(self.join_keys)}; the columns given are "
+                    f"{', '.join(given)}"
+                )
             raise ValueError(
-                "these features cannot be read as a matrix: they need an on-demand view, request "
-                f"data, or entity columns other than {', '.join(given)}. Use get_online_features."
+                "these features cannot be read as a matrix: they need an on-demand view or request "
+                "data, or two have one name (full_feature_names keeps them apart). Otherwise use "
+                "get_online_features."
             )
         return plan
 
@@ -183,12 +212,31 @@ class MatrixReader:
 _EMPTY = CachedResponse.__new__(CachedResponse)
 
 
-def _columns(entities: Mapping[str, Any]) -> tuple[list[list[Any]], int]:
-    columns = [
-        values.tolist() if hasattr(values, "tolist") else list(values)
-        for values in entities.values()
-    ]
-    lengths = {name: len(column) for name, column in zip(entities, columns, strict=True)}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"entity columns are of different length: {lengths}")
-    return columns, len(columns[0]) if columns else 0
+def _checked(features: Any) -> list[str] | FeatureService:
+    if isinstance(features, FeatureService):
+        return features
+    if isinstance(features, str):
+        hint = (
+            f"write [{features!r}]"
+            if ":" in features
+            else f"write store.get_feature_service({features!r}) for a feature service"
+        )
+        raise TypeError(f"the features are a text: {hint}")
+    if not isinstance(features, Sequence) or not features:
+        raise TypeError("features must be a list such as ['view:feature'], or a feature service")
+    for ref in features:
+        if not isinstance(ref, str) or ":" not in ref:
+            raise ValueError(f"{ref!r} names no feature of a view: write 'view:feature'")
+    return list(features)
+
+
+def _join_keys(context: tuple[Any, ...]) -> tuple[str, ...]:
+    """The entity columns that a request needs, from Feast's resolution of it."""
+    entity_map, grouped_refs = context[2], context[5]
+    needed: dict[str, None] = {}
+    for table, _ in grouped_refs:
+        renamed = table.projection.join_key_map
+        for entity in table.entities:
+            needed[renamed.get(entity_map[entity], entity_map[entity])] = None
+    needed.pop(DUMMY_ENTITY_ID, None)
+    return tuple(needed)

@@ -130,6 +130,8 @@ def _rebuild(message: bytes, feature_types: dict[str, Any]) -> OnlineResponse:
 def _freshness(group: PlanGroup, row: bytes, now_ns: int, tier: Tier) -> Freshness:
     policy = group.bound.policy
     stamp_ns = stamp_of(row)
+    # a row that another request brought since the clock was read is new, not from the future
+    now_ns = max(now_ns, stamp_ns)
     if not policy.is_cached:
         bound_ns = 0
     elif tier is Tier.LAST_GOOD and policy.last_good_ns is not None:
@@ -140,7 +142,7 @@ def _freshness(group: PlanGroup, row: bytes, now_ns: int, tier: Tier) -> Freshne
     return Freshness(
         group=policy.group,
         tier=tier,
-        age_s=max(0, now_ns - stamp_ns) / 1e9,
+        age_s=(now_ns - stamp_ns) / 1e9,
         expires_in_s=(stamp_ns + bound_ns - now_ns) / 1e9 if is_bounded else float("inf"),
         deadline_ns=stamp_ns + bound_ns,
     )

@@ -245,6 +245,9 @@ class Runtime:
 
         In this order: what is still in the shared tier could be read into memory again, and what
         others are told of they may look for at once.
+
+        Returns:
+            How many rows were dropped here.
         """
         shared = self.shared()
         if shared is not None:
@@ -266,18 +269,18 @@ class Runtime:
         """Forget feature views as a whole, here and in the processes that listen.
 
         Returns:
-            How many there were to forget here.
+            How many rows were dropped here.
         """
         distinct = {table.name: table for table in tables}
         shared = self.shared()
         if shared is not None:
             shared.forget_views(distinct)
         views = [view for name in distinct for view in self.domain.views_named(self.project, name)]
-        self.domain.invalidate_views(views)
+        dropped = self.domain.invalidate_views(views)
         for name, table in distinct.items():
             if self.is_heard(table):
                 self.coherence.announce(name, None)
-        return len(views)
+        return dropped
 
     def forget_all(self, *, is_heard: bool = False) -> None:
         """Forget everything of this project, here and, where `is_heard`, in other processes."""
