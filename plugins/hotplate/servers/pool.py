@@ -48,10 +48,7 @@ class Pool:
             ServerError: a primary did not answer in time, or the deployment was rearranged. Some
                 of the commands may have been carried out.
         """
-        self._notice_fork()
-        topology = self._topology
-        if topology is None:
-            topology = self._topology = self.server.topology(_CONNECT_TIMEOUT_S)
+        topology = self._known_topology()
         if topology.slots:
             return self._ask_cluster(topology, commands)
         node = topology.nodes[0]
@@ -65,6 +62,13 @@ class Pool:
         self._give(node, wire)
         return replies
 
+    def _known_topology(self) -> Topology:
+        self._notice_fork()
+        topology = self._topology
+        if topology is None:
+            topology = self._topology = self.server.topology(_CONNECT_TIMEOUT_S)
+        return topology
+
     def ask_keys(
         self, commands: Sequence[tuple[Any, ...]], home: bytes, keys: Sequence[bytes]
     ) -> list[Any]:
@@ -76,8 +80,7 @@ class Pool:
         Raises:
             ServerError: as `ask`; a refusal of any of it, too.
         """
-        topology = self._topology
-        if topology is not None and topology.slots:
+        if self._known_topology().slots:
             asked = [(home, command) for command in commands]
             replies = self.ask([*asked, *((key, ("GET", key)) for key in keys)])
             head, values = replies[: len(commands)], replies[len(commands) :]

@@ -162,6 +162,8 @@ class Coherence:
     def hear_gap(self) -> None:
         """Anything may have changed: no event-coherent row is known to be current."""
         shared = self._shared()
+        if shared is not None:
+            shared.close()  # it may be connected to a primary that is none any more
         if shared is not None and self.is_tracked:  # writers that do not know the shared tier
             shared.forget_views({view.identity.view for view in self._event_views})
         self._domain.invalidate_views(list(self._event_views))
