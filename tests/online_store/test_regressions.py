@@ -232,3 +232,50 @@ def test_threads_got_each_others_rows_from_one_connection(make_repo: RepoMaker) 
 
     with ThreadPoolExecutor(16) as pool:
         assert set().union(*pool.map(work, range(16))) == set()
+
+
+def test_every_request_waited_for_a_source_that_had_just_failed(make_repo: RepoMaker) -> None:
+    """Where the last value may stand in, one request a second asks; the others do not wait."""
+    repo = simple(make_repo, CachePolicy(ttl="5s", jitter=0, on_source_error="last_good 60s"))
+    read(repo)
+    source, asked = repo.cache.runtime.engine.source, []
+    load = source.load
+
+    def fail(requests: Any) -> Any:
+        asked.append(requests)
+        raise ConnectionError("away")
+
+    source.load = fail  # type: ignore[method-assign]
+    for seconds, times in ((6, 1), (0.5, 1), (0.6, 2), (0.1, 2)):
+        repo.clock.advance(seconds)
+        response = repo.hot.get_online_features(AGE, ONE)
+        assert response.to_dict()["age"] == [10]
+        assert response.freshness()["v"][0].tier is Tier.LAST_GOOD
+        assert len(asked) == times
+    with pytest.raises(ConnectionError):  # a row that is not there cannot stand in
+        repo.hot.get_online_features(AGE, [{"user_id": 2}])
+    repo.write("v", user_id=[1], age=[11], event_time=[LATE])
+    source.load = load  # type: ignore[method-assign]
+    repo.clock.advance(1.1)
+    assert [read(repo), read(repo)] == [[11], [11]]
+
+
+def test_a_last_value_passed_its_limit_while_another_row_was_loaded(make_repo: RepoMaker) -> None:
+    """It is judged when the request is answered."""
+    repo = make_repo()
+    policy = CachePolicy(ttl="5s", jitter=0, on_source_error="last_good 60s")
+    repo.apply(
+        USER,
+        repo.view("v", {"age": Int64}, tags=policy.tags()),
+        repo.view("w", {"size": Int64}),
+    )
+    repo.write("v", user_id=[1], age=[10])
+    repo.write("w", user_id=[1], size=[1])
+    features = ["v:age", "w:size"]
+    repo.hot.get_online_features(["v:age"], ONE)
+    repo.clock.advance(50)
+    engine = repo.cache.runtime.engine
+    engine._asked_again_ns = dict.fromkeys(engine.domain.views_named(repo.project, "v"), 2**62)
+    asked = slow_loads(repo, 20)
+    assert repo.hot.get_online_features(features, ONE).to_dict()["age"] == [10]
+    assert len(asked) == 2  # the row of w, then that of v, which had become too old meanwhile

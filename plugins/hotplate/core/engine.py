@@ -54,6 +54,7 @@ __all__ = ["Answer", "Bound", "Engine", "Want"]
 
 
 _NEVER: Final = b"\xff" * 8
+_LEFT_ALONE_NS: Final = 1_000_000_000
 _PAUSE_S: Final = 0.002
 _PAUSE_MAX_S: Final = 0.02
 
@@ -85,6 +86,7 @@ class Engine:
         self.flights = Flights()
         self.source_batches = 0
         self.refresher = Refresher(self._refresh)
+        self._asked_again_ns: dict[View, int] = {}
         self._counters: dict[str, GroupCounters] = {}
         self._counters_of: dict[View, GroupCounters] = {}
         domain.join(self)
@@ -143,6 +145,8 @@ class Engine:
             self._look(reading, want)
         while reading.missing:
             missing, reading.missing = reading.missing, {}
+            if self._asked_again_ns:
+                self._stand_in(reading, missing)
             yield from self._load_missing(reading, missing)
             if not reading.missing:
                 self._look_again(reading)
@@ -196,11 +200,12 @@ class Engine:
                 row = found[key]
                 if (row > fresh and not is_absent(row)) or row >= began:
                     continue
-                if (
-                    not self._is_good(row, want.bound, reading)
-                    and origins.get(key) is not Tier.LAST_GOOD
-                    and key not in reading.missing
-                ):
+                if origins.get(key) is Tier.LAST_GOOD:
+                    limit_ns = want.bound.policy.last_good_ns or 0
+                    is_good = reading.now_ns - stamp_of(row) <= limit_ns
+                else:
+                    is_good = self._is_good(row, want.bound, reading)
+                if not is_good and key not in reading.missing:
                     want.counters.misses_expired += 1
                     reading.missing[key] = want
 
@@ -436,6 +441,7 @@ class Engine:
                     f"{want.view.identity.view!r} for {len(keys)} entities"
                 )
             want.counters.loads += len(keys)
+            self._asked_again_ns.pop(want.view, None)
             jitter = random.randbytes(len(keys))
             fresh = {
                 key: stamp + jitter[index : index + 1] + body
@@ -473,19 +479,46 @@ class Engine:
         """Let the last value stand in for a failing source, where every policy allows it."""
         if reading.is_refresh:
             return False  # nobody waits for it: what is in memory stays there
-        stand_in: dict[Key, bytes] = {}
         now_ns = self.clock.now_ns()  # a source may take minutes to fail
+        stand_in: dict[Key, bytes] = {}
         for key, want in wanted.items():
-            limit_ns = want.bound.policy.last_good_ns
-            row = self.memory.peek(key) if want.bound.policy.is_cached else None
-            if limit_ns is None or row is None or now_ns - stamp_of(row) > limit_ns:
+            row = self._last_good(key, want.bound, now_ns)
+            if row is None:
                 return False
             stand_in[key] = row
         for key, row in stand_in.items():
-            wanted[key].counters.last_good += 1
-            reading.answer_of[key] = row
-            reading.origins[key] = Tier.LAST_GOOD
+            self._answer_last_good(reading, key, wanted[key], row)
+            self._asked_again_ns[wanted[key].view] = now_ns + _LEFT_ALONE_NS
         return True
+
+    def _stand_in(self, reading: Reading, missing: dict[Key, Want]) -> None:
+        """Spare a source that just failed: who may be answered by the last value does not wait.
+
+        One request in a while asks it again.
+        """
+        now_ns = self.clock.now_ns()
+        for view in {want.view for want in missing.values()} & self._asked_again_ns.keys():
+            if self._asked_again_ns.get(view, 0) <= now_ns:
+                self._asked_again_ns[view] = now_ns + _LEFT_ALONE_NS  # by this request
+                continue
+            for key, want in list(missing.items()):
+                row = self._last_good(key, want.bound, now_ns) if want.view is view else None
+                if row is not None:
+                    self._answer_last_good(reading, key, want, row)
+                    del missing[key]
+
+    def _last_good(self, key: Key, bound: Bound, now_ns: int) -> bytes | None:
+        """The last value, where the policy lets it stand in."""
+        limit_ns = bound.policy.last_good_ns
+        row = self.memory.peek(key) if bound.policy.is_cached else None
+        if limit_ns is None or row is None or now_ns - stamp_of(row) > limit_ns:
+            return None
+        return row
+
+    def _answer_last_good(self, reading: Reading, key: Key, want: Want, row: bytes) -> None:
+        want.counters.last_good += 1
+        reading.answer_of[key] = row
+        reading.origins[key] = Tier.LAST_GOOD
 
     # -- refreshing -----------------------------------------------------------------------------
 
