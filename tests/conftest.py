@@ -11,7 +11,7 @@ import pytest
 
 from hotplate.embedded import EmbeddedServer
 
-from .stores import Repo, postgres_server, redis_server, valkey_server
+from .stores import Repo, cluster_servers, postgres_server, redis_server, valkey_server
 
 _numbers = itertools.count()
 
@@ -35,6 +35,17 @@ def postgres() -> Iterator[dict[str, Any]]:
     """PostgreSQL, as settings of Feast's Postgres store."""
     with postgres_server() as settings:
         yield settings
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[dict[str, Any]]:
+    """A cluster of three, as settings of Feast's Redis store."""
+    with cluster_servers() as servers:
+        yield {
+            "type": "redis",
+            "redis_type": "redis_cluster",
+            "connection_string": ",".join(server.connection_string for server in servers),
+        }
 
 
 @pytest.fixture(params=["sqlite", "redis"])

@@ -6,9 +6,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import redis as redis_client
 from feast import Entity, FeatureStore, FeatureView, Field, FileSource, PushSource, RepoConfig
 from feast.value_type import ValueType
 
@@ -50,6 +52,42 @@ def valkey_server() -> Iterator[EmbeddedServer]:
     """Valkey, from the wheel."""
     with EmbeddedServer.start() as server:
         yield server
+
+
+SLOTS = 16_384
+
+
+@contextmanager
+def cluster_servers() -> Iterator[list[EmbeddedServer]]:
+    """Three servers that share the slots of a cluster."""
+    arguments = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(EmbeddedServer.start(extra_args=arguments)) for _ in range(3)
+        ]
+        clients = [stack.enter_context(redis_client.Redis(port=server.port)) for server in servers]
+        for number, client in enumerate(clients):
+            first, end = (SLOTS * part // len(clients) for part in (number, number + 1))
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, end - 1)
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for server in servers[1:]:
+            clients[0].execute_command("CLUSTER", "MEET", server.host, server.port)
+        await_(lambda: all(is_whole(client, len(servers)) for client in clients))
+        yield servers
+
+
+def is_whole(client: Any, count: int) -> bool:
+    """Whether one node knows all of them and every slot."""
+    info = client.cluster("info")
+    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(count)
+
+
+def await_(is_so: Callable[[], Any], seconds: float = 30) -> None:
+    """Poll until something is so, up to a deadline."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to pass"
+        time.sleep(0.02)
 
 
 def _postgres_tool(name: str) -> str | None:
@@ -109,8 +147,6 @@ def _free_port() -> int:
 
 
 def _await_postgres(port: int, process: subprocess.Popen[bytes]) -> None:
-    import time
-
     import psycopg
 
     deadline = time.monotonic() + 60

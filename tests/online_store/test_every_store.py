@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis as redis_client
 from feast import Entity, FeatureStore
 from feast.errors import VersionedOnlineReadNotSupported
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 from feast.types import Float32, Float64, Int64, String
-
-from hotplate.embedded import EmbeddedServer
 
 from ..conftest import settings_of
 from ..stores import MERCHANT, USER, Repo, answers, assert_same, frame_of, message_of
@@ -28,7 +23,6 @@ ODD = "tests.online_store.odd_store.OddOnlineStore"
 DAY_0 = datetime(2026, 1, 1, tzinfo=UTC)
 USERS = [{"user_id": user} for user in (1, 2, 9, 1)]
 PAIRS = {"user_id": [1, 1, 2, 9], "merchant_id": ["a", "b", "a", "zz"]}
-SLOTS = 16_384
 
 _numbers = itertools.count()
 
@@ -36,43 +30,6 @@ _numbers = itertools.count()
 def odd(**settings: Any) -> dict[str, Any]:
     """Settings of the odd store over a database of its own."""
     return {"type": ODD, "database": f"db{next(_numbers)}", **settings}
-
-
-@pytest.fixture(scope="session")
-def redis_cluster() -> Iterator[dict[str, Any]]:
-    """Three servers that share the slots of a cluster."""
-    arguments = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(EmbeddedServer.start(extra_args=arguments)) for _ in range(3)
-        ]
-        clients = [stack.enter_context(redis_client.Redis(port=server.port)) for server in servers]
-        for number, client in enumerate(clients):
-            first, end = (SLOTS * part // len(clients) for part in (number, number + 1))
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, end - 1)
-            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-        for server in servers[1:]:
-            clients[0].execute_command("CLUSTER", "MEET", server.host, server.port)
-        await_(lambda: all(is_whole(client, len(servers)) for client in clients))
-        yield {
-            "type": "redis",
-            "redis_type": "redis_cluster",
-            "connection_string": ",".join(server.connection_string for server in servers),
-        }
-
-
-def is_whole(client: Any, count: int) -> bool:
-    """Whether one node knows all of them and every slot."""
-    info = client.cluster("info")
-    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(count)
-
-
-def await_(is_so: Callable[[], bool]) -> None:
-    """Poll until something is so, up to a deadline."""
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def hybrid(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:

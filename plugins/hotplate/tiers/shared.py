@@ -70,7 +70,8 @@ _FILL: Final = (
     b"redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) return 1 end return 0"
 )
 _RELEASE: Final = (
-    b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+    b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
+    b"return redis.call('UNLINK', KEYS[1]) end return 0"  # the user's rights hold in scripts, too
 )
 _log = logging.getLogger("hotplate.shared")
 
