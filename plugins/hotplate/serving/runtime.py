@@ -215,7 +215,7 @@ class Runtime:
         shaped = [shape_and_values(row[0]) for row in data]
         # where Redis broadcasts what is written into it, nothing need be said
         is_said = self.is_heard(table) and not self.coherence.is_broadcast()
-        self.forget_entities(table, shaped, is_heard=is_said)
+        self._forget(table, shaped, self._versions(table), is_heard=is_said)
 
     async def forget_written_async(
         self,
@@ -231,14 +231,22 @@ class Runtime:
     def forget_entities(
         self, table: Any, shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]], *, is_heard: bool
     ) -> int:
-        """Forget entities of a feature view, here and, where `is_heard`, in other processes.
+        """Forget entities of a feature view, here and, where `is_heard`, in other processes."""
+        return self._forget(table, shaped, self.every_version(table), is_heard=is_heard)
 
-        In this order: what is still in the shared tier could be read into memory again, and what
-        others are told of they may look for at once.
-        """
+    def _forget(
+        self,
+        table: Any,
+        shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]],
+        versions: Iterable[str],
+        *,
+        is_heard: bool,
+    ) -> int:
+        # In this order: what is still in the shared tier could be read into memory again, and what
+        # others are told of they may look for at once.
         shared = self.shared()
         if shared is not None:
-            for version in self._versions(table):
+            for version in versions:
                 shared.forget_entities(version, shaped)
         count = self.domain.invalidate_entities(self.project, table.name, shaped)
         if is_heard:
@@ -251,6 +259,16 @@ class Runtime:
             compute_versioned_name(table, self.versioning),
             *(view.identity.version for view in known),
         }
+
+    def every_version(self, table: Any) -> set[str]:
+        """The names under which rows of a feature view may be kept, by whichever process.
+
+        A write touches one version of a view; who invalidates an entity means all of them, also
+        those that only other processes read.
+        """
+        latest = (getattr(table, "current_version_number", None) or 0) if self.versioning else 0
+        older = (f"{table.name}_v{number}" for number in range(1, latest + 1))  # as Feast has it
+        return {table.name, *older, *self._versions(table)}
 
     def forget_views(self, tables: Iterable[Any]) -> int:
         """Forget feature views as a whole, here and in the processes that listen.
