@@ -142,17 +142,26 @@ class Runtime:
         columns = [Column(field.name, field.dtype.to_value_type()) for field in table.features]
         known = {column.name for column in columns}
         columns += [Column(name, ValueType.UNKNOWN) for name in requested if name not in known]
-        identity = ViewIdentity(
+        view = self.domain.view(self._identity(table, columns, shape), Layout(columns))
+        group, bound = self.policies.bound(table)
+        self.coherence.note_view(view, is_event=bound.lease is not NO_LEASE_NEEDED)
+        return view, bound, self.engine.counters(group, view)
+
+    def identity(self, table: Any, shape: EntityShape | None = None) -> ViewIdentity:
+        """What `resolve` would look for, without anything being made or listened for."""
+        columns = [Column(field.name, field.dtype.to_value_type()) for field in table.features]
+        return self._identity(table, columns, shape)
+
+    def _identity(
+        self, table: Any, columns: Sequence[Column], shape: EntityShape | None
+    ) -> ViewIdentity:
+        return ViewIdentity(
             project=self.project,
             view=table.name,
             version=compute_versioned_name(table, self.versioning),
             columns=tuple((column.name, column.value_type.name) for column in columns),
             shape=shape or _declared_shape(table),
         )
-        view = self.domain.view(identity, Layout(columns))
-        group, bound = self.policies.bound(table)
-        self.coherence.note_view(view, is_event=bound.lease is not NO_LEASE_NEEDED)
-        return view, bound, self.engine.counters(group, view)
 
     def wants(
         self, table: Any, keys: Sequence[EntityKey], requested: Sequence[str]

@@ -32,15 +32,12 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 import threading
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, Final
-from urllib.parse import quote
 
 from hotplate.clock import Clock
 from hotplate.contracts import Asked, Found, View
@@ -50,19 +47,25 @@ from hotplate.servers.breaker import Breaker
 from hotplate.servers.pool import Command, Pool
 from hotplate.servers.redis import RedisServer
 from hotplate.stats import SharedStats
+from hotplate.tiers.entries import (
+    BODY_AT,
+    EVERY_VIEW,
+    HEAD,
+    LEASE,
+    REST,
+    VERSION,
+    entity_of,
+    fingerprint_of,
+    generations_of,
+    prefix_of,
+)
 
-__all__ = ["SharedBounds", "SharedTier"]
+__all__ = ["SCRIPTS", "SharedBounds", "SharedTier"]
 
-VERSION: Final = 1
-_LEASE: Final = b"\0"
-_HEAD: Final = struct.Struct(">BI")
-_REST: Final = struct.Struct(">8s32sQQ")
-_BODY_AT: Final = _HEAD.size + _REST.size
 _STAMP_BYTES: Final = 8
 _LONGEST_MS: Final = 24 * 3_600_000
 _BATCH: Final = 500
 _OWED_MAX: Final = 50_000
-_EVERY_VIEW: Final = b"*"
 _LOG_EVERY_S: Final = 60.0
 # Replaces the value of a key only where it still is what the caller saw.
 _FILL: Final = (
@@ -110,8 +113,8 @@ class SharedTier:
         self._clock = clock
         self._pool = Pool(server, bounds.timeout_s)
         self._breaker = Breaker(self._recover)
-        self._project = quote(project, safe="").encode()
-        self._generations_at = b"hotplate:generations:" + self._project
+        self._project = project
+        self._generations_at = generations_of(project)
         self._prefixes: dict[View, tuple[bytes, bytes]] = {}
         self._start_clean()
         self.rejected = self.too_large = self.refused = self.errors = 0
@@ -152,17 +155,11 @@ class SharedTier:
         place = self._prefixes.get(view)
         if place is None:
             identity = view.identity
-            text = repr((identity.view, identity.version, identity.columns, identity.shape))
             place = self._prefixes[view] = (
-                self._prefix(identity.version, identity.shape),
-                blake2b(text.encode(), digest_size=8).digest(),
+                prefix_of(self._project, identity.version, identity.shape),
+                fingerprint_of(identity),
             )
         return place
-
-    def _prefix(self, version: str, shape: EntityShape) -> bytes:
-        parts = (version, ",".join(shape.join_keys), ",".join(shape.types))
-        shown = ":".join(quote(part, safe=",") for part in parts)
-        return b"hotplate:row:" + self._project + b":" + shown.encode() + b":"
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -188,8 +185,8 @@ class SharedTier:
         places = [self._place(one.view) for one in asked]
         keys = [prefix + _entity(one.key) for (prefix, _), one in zip(places, asked, strict=True)]
         views = dict.fromkeys(one.view.identity.view.encode() for one in asked)
-        fields = [_EVERY_VIEW, *views]
-        token = _LEASE + os.urandom(16)
+        fields = [EVERY_VIEW, *views]
+        token = LEASE + os.urandom(16)
         home = self._generations_at
         commands: list[Command] = [(home, ("TIME",)), (home, ("HMGET", home, *fields))]
         commands += [(key, ("SET", key, token, "NX", "GET", "PX", self._lease_ms)) for key in keys]
@@ -206,13 +203,13 @@ class SharedTier:
         found: list[Found] = []
         poor: list[int] = []
         for one, (_, fingerprint), key, reply in zip(asked, places, keys, replies[2:], strict=True):
-            generation = generations[_EVERY_VIEW] + generations[one.view.identity.view.encode()]
-            origin = _REST.pack(fingerprint, generation, server_us, wall_us)
+            generation = generations[EVERY_VIEW] + generations[one.view.identity.view.encode()]
+            origin = REST.pack(fingerprint, generation, server_us, wall_us)
             if isinstance(reply, CommandRefused):
                 found.append(self._remove_garbage(key, reply))
             elif reply is None:
                 found.append(Found(slot=_Slot(key, token, origin)) if token else Found())
-            elif reply[:1] == _LEASE:
+            elif reply[:1] == LEASE:
                 found.append(Found(is_busy=True))
             else:
                 row = self._open(key, reply, origin, now_ns)
@@ -247,15 +244,15 @@ class SharedTier:
 
     def _open(self, key: bytes, entry: bytes, origin: bytes, now_ns: int) -> bytes | None:
         """The row of an entry with the stamp it would have here; None if it does not verify."""
-        if len(entry) <= _BODY_AT or entry[0] != VERSION:
+        if len(entry) <= BODY_AT or entry[0] != VERSION:
             self.rejected += 1
             return None
         checksum = int.from_bytes(entry[1:5], "big")
-        if zlib.crc32(entry[_HEAD.size :], zlib.crc32(key)) != checksum:
+        if zlib.crc32(entry[HEAD.size :], zlib.crc32(key)) != checksum:
             self.rejected += 1
             return None
-        fingerprint, generation, server_us, wall_us = _REST.unpack_from(entry, _HEAD.size)
-        own_fingerprint, own_generation, server_now_us, wall_now_us = _REST.unpack(origin)
+        fingerprint, generation, server_us, wall_us = REST.unpack_from(entry, HEAD.size)
+        own_fingerprint, own_generation, server_now_us, wall_now_us = REST.unpack(origin)
         if fingerprint != own_fingerprint:
             self.rejected += 1
             return None
@@ -266,7 +263,7 @@ class SharedTier:
             self.rejected += 1  # the server's clock went back: nothing is known
             return None
         stamp_ns = now_ns - age_us * 1_000
-        return stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[_BODY_AT:] if stamp_ns > 0 else None
+        return stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[BODY_AT:] if stamp_ns > 0 else None
 
     def _generations(self, fields: Sequence[bytes], known: Any) -> dict[bytes, bytes]:
         """The generation of each field; one that has none yet gets one."""
@@ -304,7 +301,7 @@ class SharedTier:
                 commands.append(_script(_RELEASE, slot.key, slot.seen))
                 continue
             rest = slot.origin + body
-            head = _HEAD.pack(VERSION, zlib.crc32(rest, zlib.crc32(slot.key)))
+            head = HEAD.pack(VERSION, zlib.crc32(rest, zlib.crc32(slot.key)))
             life_ms = min(_LONGEST_MS, max(1, life_ns // 1_000_000))
             commands.append(_script(_FILL, slot.key, slot.seen, head + rest, life_ms))
         self._try(commands)
@@ -342,14 +339,35 @@ class SharedTier:
         self, version: str, shaped: Iterable[tuple[EntityShape, tuple[Any, ...]]]
     ) -> None:
         """Delete entities of one version of a view, and the leases to load them."""
+        self._forget(self._names(version, shaped), ())
+
+    def count_entities(
+        self, version: str, shaped: Iterable[tuple[EntityShape, tuple[Any, ...]]]
+    ) -> int:
+        """How many of these entities of one version of a view are here now.
+
+        Raises:
+            ServerError: the server does not say; unlike elsewhere, because nothing could be
+                answered instead.
+        """
+        keys = self._names(version, shaped)
+        count = 0
+        for start in range(0, len(keys), _BATCH):
+            replies = self._run([(key, ("EXISTS", key)) for key in keys[start : start + _BATCH]])
+            count += sum(map(int, replies))
+        return count
+
+    def _names(
+        self, version: str, shaped: Iterable[tuple[EntityShape, tuple[Any, ...]]]
+    ) -> list[bytes]:
         prefixes: dict[EntityShape, bytes] = {}
         keys = []
         for shape, values in shaped:
             prefix = prefixes.get(shape)
             if prefix is None:
-                prefix = prefixes[shape] = self._prefix(version, shape)
-            keys.append(prefix + _entity_of(values))
-        self._forget(keys, ())
+                prefix = prefixes[shape] = prefix_of(self._project, version, shape)
+            keys.append(prefix + entity_of(values))
+        return keys
 
     def forget_views(self, names: Iterable[str]) -> None:
         """Make every entry of these views one of an earlier generation."""
@@ -357,7 +375,7 @@ class SharedTier:
 
     def forget_all(self) -> None:
         """The same for every view of the project."""
-        self._forget((), [_EVERY_VIEW])
+        self._forget((), [EVERY_VIEW])
 
     def _forget(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> None:
         if self._owe_if_open(keys, fields):
@@ -390,7 +408,7 @@ class SharedTier:
             self._owed_keys.update(keys)
             self._owed_fields.update(fields)
             if len(self._owed_keys) > _OWED_MAX:
-                self._owed_fields.add(_EVERY_VIEW)
+                self._owed_fields.add(EVERY_VIEW)
                 self._owed_keys.clear()
 
     def _pay(self) -> None:
@@ -468,6 +486,8 @@ def _sha1(source: bytes) -> bytes:
 
 _DIGESTS: Final[Mapping[bytes, bytes]] = {source: _sha1(source) for source in (_FILL, _RELEASE)}
 _SOURCES: Final[Mapping[bytes, bytes]] = {digest: source for source, digest in _DIGESTS.items()}
+SCRIPTS: Final = tuple(_DIGESTS)
+"""Everything that is run on the server."""
 
 
 def _is_full(reply: Any) -> bool:
@@ -475,15 +495,4 @@ def _is_full(reply: Any) -> bool:
 
 
 def _entity(key: Key) -> bytes:
-    return b"%d" % values_of(key)[0] if isinstance(key, int) else _entity_of(values_of(key))
-
-
-def _entity_of(values: tuple[Any, ...]) -> bytes:
-    """An entity's values as bytes: a number as its digits, the rest with its length before it."""
-    if len(values) == 1 and type(values[0]) is int:
-        return b"%d" % values[0]
-    parts = []
-    for value in values:
-        raw = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
-        parts.append(b"%d:%b" % (len(raw), raw))
-    return b"".join(parts)
+    return b"%d" % values_of(key)[0] if isinstance(key, int) else entity_of(values_of(key))
