@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -33,7 +34,7 @@ def _chdir(function: _F) -> _F:
 @click.group()
 @click.version_option(package_name="feast-hotplate")
 def main() -> None:
-    """Look at the cache that keeps a Feast warm.
+    """Look at the cache that keeps a Feast warm, and look after it.
 
     Exit codes: 0 fine, 1 something is wrong with the repo or the settings, 2 wrong usage.
     """
@@ -91,6 +92,99 @@ def _print_policies(policies: dict[str, Any], profile: str | None) -> None:
                 end_section=index == len(resolved.shown()) - 1,
             )
     console.print(table)
+
+
+@main.command()
+@click.argument("group")
+@click.option(
+    "--entity", "entities", multiple=True, metavar="KEY=VALUE[,KEY=VALUE]", help="One entity."
+)
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Entities in CSV, Parquet or JSON lines, a column a join key.",
+)
+@click.option("--all", "is_whole", is_flag=True, help="Every entity of the group.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and stop.")
+@click.option("--yes", is_flag=True, help="Do not ask; needed where nobody could answer.")
+@_chdir
+def invalidate(
+    group: str,
+    entities: tuple[str, ...],
+    files: tuple[Path, ...],
+    is_whole: bool,
+    dry_run: bool,
+    yes: bool,
+    chdir: Path,
+) -> None:
+    """Forget entities of a GROUP (or feature view) wherever they are kept.
+
+    Removes them from the shared tier and tells the processes that listen. Exits with 1 where
+    nobody can be told, and where the server did not take all of it.
+    """
+    from hotplate import of
+    from hotplate.operations.invalidate import be_patient
+    from hotplate.operations.shown import counting, say_outcome, say_scope
+
+    if is_whole == bool(entities or files):
+        raise click.UsageError("name entities with --entity or --file, or all of them with --all")
+    store = _open(chdir)
+    be_patient(store)
+    with _told():
+        hot = of(store)
+        try:
+            job = hot.invalidation(group)
+        except KeyError as error:
+            _fail(str(error.args[0]))
+        if not job.is_cached:
+            click.echo(f"{group} is never served from a cache: there is nothing to invalidate")
+            return
+        if unreachable := job.unreachable():
+            _fail(_nobody(unreachable))
+        chosen = None if is_whole else job.reader().chunks(entities, files)
+        with counting("counting") as advance:
+            scope = job.scope(chosen, advance)
+        click.echo(f"would invalidate {say_scope(scope, group)}")
+        if dry_run:
+            return
+        _confirm("Invalidate?", yes=yes)
+        with counting("invalidating", scope.entities) as advance:
+            outcome = job.carry_out(chosen, advance)
+        hot.runtime.close()
+        if not outcome.is_complete:
+            _fail(say_outcome(outcome, scope))
+        click.echo(say_outcome(outcome, scope))
+
+
+def _nobody(unreachable: dict[str, str]) -> str:
+    when = "; ".join(f"{view}: {seen}" for view, seen in unreachable.items())
+    return (
+        "nobody can be told, and nothing was done: these views have coherence: ttl, and there is "
+        f"no server on which processes meet. Other processes see the change by themselves ({when}, "
+        "as this profile has it). Name a Redis or Valkey server under online_store.shared."
+    )
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "nobody is there to confirm it: add --yes, or --dry-run to only look"
+        )
+    if not click.confirm(question):
+        _fail("nothing was done")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors that the user can mend are one line, not a traceback."""
+    try:
+        yield
+    except HotplateError as error:
+        _fail(str(error))
 
 
 def _open(folder: Path) -> Any:

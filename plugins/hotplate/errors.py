@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "CommandRefused",
     "ConfigError",
+    "EntityError",
     "HotplateError",
     "NotACachedStoreError",
     "PolicyError",
@@ -36,6 +37,10 @@ class PolicyError(HotplateError):
 
 class ConfigError(HotplateError):
     """`online_store` in feature_store.yaml cannot work as written."""
+
+
+class EntityError(HotplateError):
+    """An entity cannot be read as its feature view declares it; the message holds no value."""
 
 
 class NotACachedStoreError(HotplateError, TypeError):

@@ -10,11 +10,13 @@ from feast import FeatureService, FeatureStore
 from feast.data_source import PushMode
 from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
 from feast.type_map import python_values_to_proto_values
+from feast.value_type import ValueType
 
 from hotplate.errors import NotACachedStoreError
 from hotplate.ingestion import defragment
 from hotplate.keys import EntityShape
 from hotplate.online_store import CachedOnlineStore
+from hotplate.operations.invalidate import Invalidation
 from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.plan import entity_column
 from hotplate.serving.policies import feature_views_of, resolve_all
@@ -113,6 +115,19 @@ class Hotplate:
             for target in targets
         )
 
+    def invalidation(self, name: str) -> Invalidation:
+        """The same for tools: counts before it forgets, reads files, says what was not taken.
+
+        Args:
+            name: a group or a feature view.
+
+        Raises:
+            KeyError: there is no such group or view.
+        """
+        runtime = self.runtime
+        runtime.policies.renew(self._store.registry, self._store.project, runtime.clock.now_ns())
+        return Invalidation(runtime, self._look_up(name))
+
     def clear(self) -> None:
         """Never again serve anything of this project that was read before."""
         runtime = self.runtime
@@ -172,6 +187,13 @@ class _Target:
         self._columns = [entity_column(name, declared[name]) for name in sorted(declared)]
         names = tuple(column.name for column in self._columns)
         self._shape = EntityShape(names, tuple(column.kind for column in self._columns))
+
+    @property
+    def declared(self) -> Mapping[str, ValueType]:
+        """Join key -> declared type; empty for a view without entities."""
+        if self._is_entityless:
+            return {}
+        return {column.name: column.value_type for column in self._columns}
 
     def read(
         self, wanted: Sequence[Mapping[str, Any]]
