@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -156,6 +158,114 @@ def invalidate(
         if not outcome.is_complete:
             _fail(say_outcome(outcome, scope))
         click.echo(say_outcome(outcome, scope))
+
+
+def _per_second(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    found = re.fullmatch(r"([1-9]\d*)(/s)?", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no rate: write 500/s", context, parameter)
+    return int(found[1])
+
+
+@main.command()
+@click.argument("groups", nargs=-1, metavar="[GROUP]...")
+@click.option("--all", "is_whole", is_flag=True, help="The whole project.")
+@click.option(
+    "--outdated",
+    is_flag=True,
+    help="Only what nobody would serve: of another schema, of a view that is gone, invalidated.",
+)
+@click.option(
+    "--rate",
+    callback=_per_second,
+    default="10000/s",
+    show_default=True,
+    metavar="N/s",
+    help="Entries removed.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Entries removed at once.",
+)
+@click.option(
+    "--max-misses",
+    callback=_per_second,
+    metavar="N/s",
+    default="200/s",
+    show_default=True,
+    help="Extra reads of the source that may follow.",
+)
+@click.option("--resume", is_flag=True, help="Go on with the purge that was stopped.")
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="HOTPLATE_STATE",
+    help="The folder in which it keeps where it is.  [default: ~/.local/state/hotplate]",
+)
+@_chdir
+def purge(
+    groups: tuple[str, ...],
+    is_whole: bool,
+    outdated: bool,
+    rate: int,
+    batch: int,
+    max_misses: int,
+    resume: bool,
+    state: Path | None,
+    chdir: Path,
+) -> None:
+    """Remove entries of the shared tier little by little: of GROUPs, or of the whole project.
+
+    The processes that listen forget the same entities at the same pace. Ctrl-C stops it; --resume
+    goes on.
+    """
+    from hotplate import of
+    from hotplate.operations.cursors import CursorFile, state_folder
+    from hotplate.operations.purge import Limits
+    from hotplate.operations.shown import PurgeReport, say_progress
+
+    if sum((bool(groups), is_whole, resume)) != 1 and not (outdated and not groups and not resume):
+        raise click.UsageError("name groups, or --all, or --outdated, or --resume")
+    if resume and outdated:
+        raise click.UsageError("--resume goes on with what was chosen before")
+    store = _open(chdir)
+    report = PurgeReport()
+    with _told():
+        hot = of(store)
+        folder = state or state_folder()
+        left = CursorFile(folder, store.project).load()
+        if resume and left is None:
+            click.echo("there is nothing to resume")
+            return
+        if left is not None and not resume:
+            click.echo(f"a purge of {left.selection} that was stopped is given up for this one")
+        limits = Limits(rate, batch, max_misses)
+        try:
+            steps = hot.purge(
+                groups or None, outdated=outdated, limits=limits, resume=resume, state=folder
+            )
+        except KeyError as error:
+            _fail(str(error.args[0]))
+        try:
+            for progress in steps:
+                report.note(progress)
+        except (KeyboardInterrupt, HotplateError) as error:
+            report.end()
+            so_far = "stopped" if report.last is None else f"stopped: {say_progress(report.last)}"
+            again = shlex.join(["hotplate", "purge", "--resume", "--state", str(folder)])
+            click.echo(f"{so_far}; go on with: {again} -c {shlex.quote(str(chdir))}", err=True)
+            if isinstance(error, KeyboardInterrupt):
+                raise SystemExit(130) from None
+            raise
+        finally:
+            hot.runtime.close()
+        report.end()
+        if report.last is not None:
+            click.echo(f"done: {say_progress(report.last)}")
 
 
 def _nobody(unreachable: dict[str, str]) -> str:

@@ -30,7 +30,7 @@ from ..stores import MERCHANT, USER, Repo, await_, redis_server
 from .deployments import another_cache, command, elsewhere, tiers
 
 EVENT = {"default": {"ttl": "1h", "coherence": "event", "jitter": 0}}
-PLAIN = {"default": {"ttl": "1h", "jitter": 0}}
+PLAIN = {"default": {"ttl": "1h", "negative_ttl": "1h", "jitter": 0}}
 USERS = [{"user_id": user} for user in range(5)]
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from hotplate.durations import format_duration
 from hotplate.operations.invalidate import Outcome, Scope
+from hotplate.operations.purge import Progress as PurgeProgress
 
-__all__ = ["counting", "of", "say_outcome", "say_scope"]
+__all__ = ["PurgeReport", "counting", "of", "say_outcome", "say_progress", "say_scope"]
 
 
 @contextmanager
@@ -30,6 +33,41 @@ def counting(what: str, total: int | None = None) -> Iterator[Callable[[int], No
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda steps: progress.advance(task, steps)
+
+
+class PurgeReport:
+    """Says how far a purge is: in one line that changes, or in a line now and then."""
+
+    def __init__(self) -> None:
+        self._is_watched = sys.stderr.isatty()
+        self._every_s = 0.2 if self._is_watched else 10.0
+        self._said_s = time.monotonic()
+        self.last: PurgeProgress | None = None
+
+    def note(self, progress: PurgeProgress) -> None:
+        """Look at how far it is, and say so if it is time to."""
+        self.last = progress
+        now_s = time.monotonic()
+        if now_s - self._said_s >= self._every_s:
+            self._said_s = now_s
+            lead, end = ("\r\x1b[2K", "") if self._is_watched else ("", "\n")
+            print(lead + say_progress(progress), end=end, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Leave the line that changes."""
+        if self._is_watched:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+def say_progress(progress: PurgeProgress) -> str:
+    """How far a purge is."""
+    parts = [f"{of(progress.removed, 'entry', 'entries')} removed", f"{progress.rate_s:,.0f}/s"]
+    if progress.done is not None and not progress.is_over:
+        parts.append(f"{progress.done:.0%} of the keys looked at")
+    if progress.remaining_s is not None and not progress.is_over:
+        whole_ns = max(1, round(progress.remaining_s)) * 1_000_000_000
+        parts.append(f"about {format_duration(whole_ns)} to go")
+    return ", ".join(parts)
 
 
 def of(count: int, one: str, many: str) -> str:
