@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,14 @@ def valkey_server(**options: Any) -> Iterator[EmbeddedServer]:
     """Valkey, from the wheel."""
     with EmbeddedServer.start(**options) as server:
         yield server
+
+
+def await_(is_so: Callable[[], Any], seconds: float = 30) -> None:
+    """Poll until something is so, up to a deadline."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to pass"
+        time.sleep(0.02)
 
 
 def _postgres_tool(name: str) -> str | None:
@@ -114,8 +123,6 @@ def _free_port() -> int:
 
 
 def _await_postgres(port: int, process: subprocess.Popen[bytes]) -> None:
-    import time
-
     import psycopg
 
     deadline = time.monotonic() + 60

@@ -30,9 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     "embedded": PURE,
     "settings": PURE,
     "online_store": PURE | {"core", "serving", "settings"},
-    "handle": PURE | {"serving", "online_store", "ingestion"},
+    "operations": PURE | {"serving", "tiers", "servers", "operations"},
+    "handle": PURE | {"serving", "online_store", "ingestion", "operations"},
     "testing": PURE | {"online_store"},
-    "cli": PURE | {"serving", "online_store", "handle", "hotplate"},
+    "cli": PURE | {"serving", "online_store", "handle", "hotplate", "operations"},
     "hotplate": PURE | {"serving", "online_store", "handle"},
 }
 # third-party packages that only one room may know

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -40,7 +42,7 @@ def _chdir(function: _F) -> _F:
 @click.group()
 @click.version_option(package_name="feast-hotplate")
 def main() -> None:
-    """Look at the cache that keeps a Feast warm.
+    """Look at the cache that keeps a Feast warm, and look after it.
 
     Exit codes: 0 fine, 1 something is wrong with the repo or the settings, 2 wrong usage.
     """
@@ -139,6 +141,207 @@ def _fill_long(
         ]
         for index, line in enumerate(lines):
             table.add_row(name if index == 0 else "", *line, end_section=index == len(lines) - 1)
+
+
+@main.command()
+@click.argument("group")
+@click.option(
+    "--entity", "entities", multiple=True, metavar="KEY=VALUE[,KEY=VALUE]", help="One entity."
+)
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Entities in CSV, Parquet or JSON lines, a column a join key.",
+)
+@click.option("--all", "is_whole", is_flag=True, help="Every entity of the group.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and stop.")
+@click.option("--yes", is_flag=True, help="Do not ask; needed where nobody could answer.")
+@_chdir
+def invalidate(
+    group: str,
+    entities: tuple[str, ...],
+    files: tuple[Path, ...],
+    is_whole: bool,
+    dry_run: bool,
+    yes: bool,
+    chdir: Path,
+) -> None:
+    """Forget entities of a GROUP (or feature view) wherever they are kept.
+
+    Removes them from the shared tier and tells the processes that listen. Exits with 1 where
+    nobody can be told, and where the server did not take all of it.
+    """
+    from hotplate import of
+    from hotplate.operations.invalidate import be_patient
+    from hotplate.operations.shown import counting, say_outcome, say_scope
+
+    if is_whole == bool(entities or files):
+        raise click.UsageError("name entities with --entity or --file, or all of them with --all")
+    store = _open(chdir)
+    be_patient(store)
+    with _told():
+        hot = of(store)
+        try:
+            job = hot.invalidation(group)
+        except KeyError as error:
+            _fail(str(error.args[0]))
+        if not job.is_cached:
+            click.echo(f"{group} is never served from a cache: there is nothing to invalidate")
+            return
+        if unreachable := job.unreachable():
+            _fail(_nobody(unreachable))
+        chosen = None if is_whole else job.reader().chunks(entities, files)
+        with counting("counting") as advance:
+            scope = job.scope(chosen, advance)
+        click.echo(f"would invalidate {say_scope(scope, group)}")
+        if dry_run:
+            return
+        _confirm("Invalidate?", yes=yes)
+        with counting("invalidating", scope.entities) as advance:
+            outcome = job.carry_out(chosen, advance)
+        hot.runtime.close()
+        if not outcome.is_complete:
+            _fail(say_outcome(outcome, scope))
+        click.echo(say_outcome(outcome, scope))
+
+
+def _per_second(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    found = re.fullmatch(r"([1-9]\d*)(/s)?", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no rate: write 500/s", context, parameter)
+    return int(found[1])
+
+
+@main.command()
+@click.argument("groups", nargs=-1, metavar="[GROUP]...")
+@click.option("--all", "is_whole", is_flag=True, help="The whole project.")
+@click.option(
+    "--outdated",
+    is_flag=True,
+    help="Only what nobody would serve: of another schema, of a view that is gone, invalidated.",
+)
+@click.option(
+    "--rate",
+    callback=_per_second,
+    default="10000/s",
+    show_default=True,
+    metavar="N/s",
+    help="Entries removed.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Entries removed at once.",
+)
+@click.option(
+    "--max-misses",
+    callback=_per_second,
+    metavar="N/s",
+    default="200/s",
+    show_default=True,
+    help="Extra reads of the source that may follow.",
+)
+@click.option("--resume", is_flag=True, help="Go on with the purge that was stopped.")
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="HOTPLATE_STATE",
+    help="The folder in which it keeps where it is.  [default: ~/.local/state/hotplate]",
+)
+@_chdir
+def purge(
+    groups: tuple[str, ...],
+    is_whole: bool,
+    outdated: bool,
+    rate: int,
+    batch: int,
+    max_misses: int,
+    resume: bool,
+    state: Path | None,
+    chdir: Path,
+) -> None:
+    """Remove entries of the shared tier little by little: of GROUPs, or of the whole project.
+
+    The processes that listen forget the same entities at the same pace. Ctrl-C stops it; --resume
+    goes on.
+    """
+    from hotplate import of
+    from hotplate.operations.cursors import CursorFile, state_folder
+    from hotplate.operations.purge import Limits
+    from hotplate.operations.shown import PurgeReport, say_progress
+
+    if sum((bool(groups), is_whole, resume)) != 1 and not (outdated and not groups and not resume):
+        raise click.UsageError("name groups, or --all, or --outdated, or --resume")
+    if resume and outdated:
+        raise click.UsageError("--resume goes on with what was chosen before")
+    store = _open(chdir)
+    report = PurgeReport()
+    with _told():
+        hot = of(store)
+        folder = state or state_folder()
+        left = CursorFile(folder, store.project).load()
+        if resume and left is None:
+            click.echo("there is nothing to resume")
+            return
+        if left is not None and not resume:
+            click.echo(f"a purge of {left.selection} that was stopped is given up for this one")
+        limits = Limits(rate, batch, max_misses)
+        try:
+            steps = hot.purge(
+                groups or None, outdated=outdated, limits=limits, resume=resume, state=folder
+            )
+        except KeyError as error:
+            _fail(str(error.args[0]))
+        try:
+            for progress in steps:
+                report.note(progress)
+        except (KeyboardInterrupt, HotplateError) as error:
+            report.end()
+            so_far = "stopped" if report.last is None else f"stopped: {say_progress(report.last)}"
+            again = shlex.join(["hotplate", "purge", "--resume", "--state", str(folder)])
+            click.echo(f"{so_far}; go on with: {again} -c {shlex.quote(str(chdir))}", err=True)
+            if isinstance(error, KeyboardInterrupt):
+                raise SystemExit(130) from None
+            raise
+        finally:
+            hot.runtime.close()
+        report.end()
+        if report.last is not None:
+            click.echo(f"done: {say_progress(report.last)}")
+
+
+def _nobody(unreachable: dict[str, str]) -> str:
+    when = "; ".join(f"{view}: {seen}" for view, seen in unreachable.items())
+    return (
+        "nobody can be told, and nothing was done: these views have coherence: ttl, and there is "
+        f"no server on which processes meet. Other processes see the change by themselves ({when}, "
+        "as this profile has it). Name a Redis or Valkey server under online_store.shared."
+    )
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "nobody is there to confirm it: add --yes, or --dry-run to only look"
+        )
+    if not click.confirm(question):
+        _fail("nothing was done")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors that the user can mend are one line, not a traceback."""
+    try:
+        yield
+    except HotplateError as error:
+        _fail(str(error))
 
 
 def _open(folder: Path) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "CommandRefused",
     "ConfigError",
+    "EntityError",
     "HotplateError",
     "LoaderError",
     "LoaderTimeoutError",
@@ -81,6 +82,10 @@ class LoaderError(HotplateError):
 
 class LoaderTimeoutError(LoaderError, TimeoutError):
     """A loader did not answer within its `timeout`."""
+
+
+class EntityError(HotplateError):
+    """An entity cannot be read as its feature view declares it; the message holds no value."""
 
 
 class NotACachedStoreError(HotplateError, TypeError):

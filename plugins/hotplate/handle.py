@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from feast import FeatureService, FeatureStore
 from feast.data_source import PushMode
 
-from hotplate.errors import NotACachedStoreError, PolicyError
+from hotplate.errors import ConfigError, NotACachedStoreError, PolicyError
 from hotplate.ingestion import defragment
 from hotplate.online_store import CachedOnlineStore
+from hotplate.operations.cursors import CursorFile, Position, Selection, state_folder
+from hotplate.operations.invalidate import Invalidation
+from hotplate.operations.purge import Limits, Progress, Purge
 from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.entities import Target, as_columns
 from hotplate.serving.policies import feature_views_of, group_of, resolve_all
@@ -157,6 +161,62 @@ class Hotplate:
             runtime.forget_entities(target.table, shaped, is_heard=target.is_heard)
             for target, shaped in wanted
         )
+
+    def invalidation(self, name: str) -> Invalidation:
+        """The same for tools: counts before it forgets, reads files, says what was not taken.
+
+        Args:
+            name: a group or a feature view.
+
+        Raises:
+            KeyError: there is no such group or view.
+        """
+        runtime = self.runtime
+        runtime.policies.renew(self._store.registry, self._store.project, runtime.clock.now_ns())
+        return Invalidation(runtime, self._look_up(name))
+
+    def purge(
+        self,
+        groups: Iterable[str] | None = None,
+        *,
+        outdated: bool = False,
+        limits: Limits | None = None,
+        resume: bool = False,
+        state: Path | None = None,
+    ) -> Iterator[Progress]:
+        """Remove entries of the shared tier at a pace that the source bears; see `Purge`.
+
+        Nothing happens before the first step of the iteration; one that is left off keeps where it
+        was, and goes on with `resume`.
+
+        Args:
+            groups: groups or feature views; the whole project if left out.
+            outdated: only entries that nobody with the present registry would serve.
+            limits: how fast.
+            resume: go on with the purge that was left off, whatever it was to remove.
+            state: the folder in which it keeps where it is.
+
+        Yields:
+            How far it is, after every few entries; the last one says that it is over.
+
+        Raises:
+            ConfigError: there is no shared tier, or nothing to resume.
+            KeyError: there is no such group or view.
+        """
+        file = CursorFile(state or state_folder(), self._store.project)
+        position = file.load() if resume else None
+        if resume and position is None:
+            raise ConfigError("there is nothing to resume: the last purge came to its end")
+        if position is None:
+            chosen = None if groups is None else tuple(groups)
+            position = Position(Selection(chosen, outdated))
+        named = position.selection.groups
+        chosen_tables = None
+        if named is not None:
+            chosen_tables = [found.table for name in named for found in self._look_up(name)]
+        views = feature_views_of(self._store.registry, self._store.project)
+        purge = Purge(self.runtime, views, chosen_tables, position, limits or Limits(), file)
+        return purge.run()
 
     def clear(self) -> None:
         """Never again serve anything of this project that was read before."""

@@ -182,6 +182,37 @@ def test_an_invalidation_reaches_the_shared_tier(fleet: Fleet) -> None:
     assert read(fleet.join(), 2)[1] is Tier.SHARED
 
 
+def test_an_invalidation_reaches_versions_that_only_others_read(
+    tmp_path: Path, server: EmbeddedServer, client: Any
+) -> None:
+    """A process that never read an old version of a view removes its entities all the same."""
+    repo = Repo(
+        tmp_path,
+        {"type": "sqlite"},
+        registry={"enable_online_feature_view_versioning": True},
+        settings={"shared": {"connection_string": server.connection_string, "timeout": "2s"}},
+        ttl_map=TTL,
+    )
+    for schema in ({"age": Int64}, {"age": Int64, "city": String}, {"age": Int64, "size": Int64}):
+        repo.apply(USER, repo.view("v", schema))
+        repo.write("v", user_id=[1], **{name: [None] for name in schema} | {"age": [len(schema)]})
+
+    def tiers() -> list[Tier]:
+        local._domains.clear()
+        store = repo.open_hot()
+        asked = [["v@v0:age"], ["v@v1:age"], ["v:age"]]
+        return [
+            next(iter(store.get_online_features(one, ONE).freshness().values()))[0].tier
+            for one in asked
+        ]
+
+    assert tiers() == [Tier.SOURCE] * 3
+    assert tiers() == [Tier.SHARED] * 3
+    local._domains.clear()
+    hotplate.of(repo.open_hot()).invalidate("v", {"user_id": 1})
+    assert tiers() == [Tier.SOURCE] * 3
+
+
 def test_a_load_that_began_before_an_invalidation_is_not_kept(fleet: Fleet) -> None:
     """Not in the shared tier either."""
     slow, writer = fleet.join(), fleet.join()

@@ -38,12 +38,13 @@ class Announcer:
     Attributes:
         sent: messages sent.
         errors: attempts that failed.
+        heard_by: how many caches listened to the last message.
     """
 
     def __init__(self, server: RedisServer, topic: str) -> None:
         self._server = server
         self._topic = topic.encode()
-        self.sent = self.errors = 0
+        self.sent = self.errors = self.heard_by = 0
         self._reset()
         _announcers.add(self)
 
@@ -80,7 +81,7 @@ class Announcer:
                 wire = self._connected()
                 wire.send(*((self._verb, self._topic, message) for message in batch))
                 for _ in batch:
-                    wire.read()
+                    self.heard_by = int(wire.read())
                 del self._queue[: len(batch)]
                 self.sent += len(batch)
         except ServerError as error:

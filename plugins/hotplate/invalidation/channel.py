@@ -35,6 +35,7 @@ from hotplate.clock import Clock
 from hotplate.contracts import Lease
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.invalidation.messages import Change, decode
+from hotplate.servers import rights
 from hotplate.servers.redis import RedisServer, Topology, Wire
 
 __all__ = ["LEASE_NS", "Channel", "Hearer"]
@@ -372,9 +373,9 @@ class _Ear:
                 talker.ask("CLIENT", "TRACKING", "ON", "REDIRECT", me, "BCAST", *given)
         except CommandRefused as error:
             raise ServerError(
-                f"{error}. The event channel needs +client|id +client|tracking +subscribe "
-                "+ssubscribe +publish +cluster|info and the channels hotplate:* and "
-                "__redis__:invalidate"
+                f"{error}. The event channel needs {rights.shown(rights.CHANNEL)}, in a cluster "
+                f"also {rights.shown(rights.CLUSTER_CHANNEL)}, and the channels "
+                f"{' and '.join(rights.CHANNELS)}"
             ) from None
         listener.wait_forever()
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pandas as pd
 from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
 from feast.type_map import python_values_to_proto_values
+from feast.value_type import ValueType
 
 from hotplate.keys import EntityShape
 from hotplate.serving.plan import EntityColumn, entity_column
@@ -85,6 +86,13 @@ class Target:
         self._columns = [entity_column(name, declared[name]) for name in sorted(declared)]
         names = tuple(column.name for column in self._columns)
         self._shape = EntityShape(names, tuple(column.kind for column in self._columns))
+
+    @property
+    def declared(self) -> Mapping[str, ValueType]:
+        """Join key -> declared type; empty for a view without entities."""
+        if self._is_entityless:
+            return {}
+        return {column.name: column.value_type for column in self._columns}
 
     def read(
         self, wanted: Mapping[str, Sequence[Any]]

@@ -151,17 +151,26 @@ class Runtime:
         columns = [Column(field.name, field.dtype.to_value_type()) for field in table.features]
         known = {column.name for column in columns}
         columns += [Column(name, ValueType.UNKNOWN) for name in requested if name not in known]
-        identity = ViewIdentity(
+        view = self.domain.view(self._identity(table, columns, shape), Layout(columns))
+        group, bound = self.policies.bound(table)
+        self.coherence.note_view(view, is_event=bound.lease is not NO_LEASE_NEEDED)
+        return view, bound, self.engine.counters(group, view)
+
+    def identity(self, table: Any, shape: EntityShape | None = None) -> ViewIdentity:
+        """What `resolve` would look for, without anything being made or listened for."""
+        columns = [Column(field.name, field.dtype.to_value_type()) for field in table.features]
+        return self._identity(table, columns, shape)
+
+    def _identity(
+        self, table: Any, columns: Sequence[Column], shape: EntityShape | None
+    ) -> ViewIdentity:
+        return ViewIdentity(
             project=self.project,
             view=table.name,
             version=compute_versioned_name(table, self.versioning),
             columns=tuple((column.name, column.value_type.name) for column in columns),
             shape=shape or _declared_shape(table),
         )
-        view = self.domain.view(identity, Layout(columns))
-        group, bound = self.policies.bound(table)
-        self.coherence.note_view(view, is_event=bound.lease is not NO_LEASE_NEEDED)
-        return view, bound, self.engine.counters(group, view)
 
     def wants(
         self, table: Any, keys: Sequence[EntityKey], requested: Sequence[str]
@@ -225,7 +234,7 @@ class Runtime:
         shaped = [shape_and_values(row[0]) for row in data]
         # where Redis broadcasts what is written into it, nothing need be said
         is_said = self.is_heard(table) and not self.coherence.is_broadcast()
-        self.forget_entities(table, shaped, is_heard=is_said)
+        self._forget(table, shaped, self._versions(table), is_heard=is_said)
 
     async def forget_written_async(
         self,
@@ -243,15 +252,24 @@ class Runtime:
     ) -> int:
         """Forget entities of a feature view, here and, where `is_heard`, in other processes.
 
-        In this order: what is still in the shared tier could be read into memory again, and what
-        others are told of they may look for at once.
-
         Returns:
             How many rows were dropped here.
         """
+        return self._forget(table, shaped, self.every_version(table), is_heard=is_heard)
+
+    def _forget(
+        self,
+        table: Any,
+        shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]],
+        versions: Iterable[str],
+        *,
+        is_heard: bool,
+    ) -> int:
+        # In this order: what is still in the shared tier could be read into memory again, and what
+        # others are told of they may look for at once.
         shared = self.shared()
         if shared is not None:
-            for version in self._versions(table):
+            for version in versions:
                 shared.forget_entities(version, shaped)
         count = self.domain.invalidate_entities(self.project, table.name, shaped)
         if is_heard:
@@ -264,6 +282,16 @@ class Runtime:
             compute_versioned_name(table, self.versioning),
             *(view.identity.version for view in known),
         }
+
+    def every_version(self, table: Any) -> set[str]:
+        """The names under which rows of a feature view may be kept, by whichever process.
+
+        A write touches one version of a view; who invalidates an entity means all of them, also
+        those that only other processes read.
+        """
+        latest = (getattr(table, "current_version_number", None) or 0) if self.versioning else 0
+        older = (f"{table.name}_v{number}" for number in range(1, latest + 1))  # as Feast has it
+        return {table.name, *older, *self._versions(table)}
 
     def forget_views(self, tables: Iterable[Any]) -> int:
         """Forget feature views as a whole, here and in the processes that listen.

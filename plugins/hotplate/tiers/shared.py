@@ -38,9 +38,7 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
 
 from hotplate.clock import Clock
 from hotplate.contracts import Found, View
@@ -50,21 +48,27 @@ from hotplate.servers.breaker import Breaker
 from hotplate.servers.pool import Command, Pool
 from hotplate.servers.redis import RedisServer
 from hotplate.stats import SharedStats
+from hotplate.tiers.entries import (
+    BODY_AT,
+    EVERY_VIEW,
+    HEAD,
+    LEASE,
+    REST,
+    VERSION,
+    entity_of,
+    fingerprint_of,
+    generations_of,
+    prefix_of,
+)
 
-__all__ = ["SharedBounds", "SharedTier"]
+__all__ = ["SCRIPTS", "SharedBounds", "SharedTier"]
 
-VERSION: Final = 1
-_LEASE: Final = b"\0"
-_HEAD: Final = struct.Struct(">BI")
-_REST: Final = struct.Struct(">8s32sQQ")
 _CLOCKS: Final = struct.Struct(">QQ")
-_BODY_AT: Final = _HEAD.size + _REST.size
-_CLOCKS_AT: Final = _BODY_AT - _CLOCKS.size
+_CLOCKS_AT: Final = BODY_AT - _CLOCKS.size
 _STAMP_BYTES: Final = 8
 _LONGEST_MS: Final = 24 * 3_600_000
 _BATCH: Final = 500
 _OWED_MAX: Final = 50_000
-_EVERY_VIEW: Final = b"*"
 _LOG_EVERY_S: Final = 60.0
 _BUSY: Final = Found(is_busy=True)
 _FULL: Final = ("OOM", "MISCONF")
@@ -74,7 +78,8 @@ _FILL: Final = (
     b"redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) return 1 end return 0"
 )
 _RELEASE: Final = (
-    b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+    b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
+    b"return redis.call('UNLINK', KEYS[1]) end return 0"  # the user's rights hold in scripts, too
 )
 _log = logging.getLogger("hotplate.shared")
 
@@ -113,8 +118,8 @@ class SharedTier:
         self._clock = clock
         self._pool = Pool(server, bounds.timeout_s)
         self._breaker = Breaker(self._recover)
-        self._project = quote(project, safe="").encode()
-        self._generations_at = b"hotplate:generations:" + self._project
+        self._project = project
+        self._generations_at = generations_of(project)
         self._places: dict[View, _Place] = {}
         self._start_clean()
         self.rejected = self.too_large = self.refused = self.errors = 0
@@ -154,18 +159,12 @@ class SharedTier:
         place = self._places.get(view)
         if place is None:
             identity = view.identity
-            text = repr((identity.view, identity.version, identity.columns, identity.shape))
             place = self._places[view] = _Place(
-                self._prefix(identity.version, identity.shape),
+                prefix_of(self._project, identity.version, identity.shape),
                 identity.view.encode(),
-                blake2b(text.encode(), digest_size=8).digest(),
+                fingerprint_of(identity),
             )
         return place
-
-    def _prefix(self, version: str, shape: EntityShape) -> bytes:
-        parts = (version, ",".join(shape.join_keys), ",".join(shape.types))
-        shown = ":".join(quote(part, safe=",") for part in parts)
-        return b"hotplate:row:" + self._project + b":" + shown.encode() + b":"
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -193,7 +192,7 @@ class SharedTier:
             if place is None:
                 place = places[view] = self._place(view)
             keys.append(place.prefix + _entity(key))
-        fields = [_EVERY_VIEW, *(place.field for place in places.values())]
+        fields = [EVERY_VIEW, *(place.field for place in places.values())]
         home = self._generations_at
         now_ns, wall_us = self._clock.now_ns(), self._clock.wall_ns() // 1_000
         (seconds, micros), known, *entries = self._pool.ask_keys(
@@ -202,7 +201,7 @@ class SharedTier:
         every, *generations = known if None not in known else self._begin(fields)
         server_us = int(seconds) * 1_000_000 + int(micros)
         origins = {
-            view: _REST.pack(place.fingerprint, every + generation, server_us, wall_us)
+            view: REST.pack(place.fingerprint, every + generation, server_us, wall_us)
             for (view, place), generation in zip(places.items(), generations, strict=True)
         }
         found: list[Found] = []
@@ -210,7 +209,7 @@ class SharedTier:
             origin = origins[view]
             if entry is None:
                 found.append(Found(None, _Slot(at, None, origin)))
-            elif entry[:1] == _LEASE:
+            elif entry[:1] == LEASE:
                 found.append(_BUSY)
             else:
                 row = self._open(at, entry, origin, server_us, wall_us, now_ns)
@@ -223,7 +222,7 @@ class SharedTier:
         Returns:
             One a slot: the slot to fill, word that another process loads it, or nothing.
         """
-        token = _LEASE + os.urandom(16)
+        token = LEASE + os.urandom(16)
         try:
             replies = self._run(
                 [
@@ -255,15 +254,15 @@ class SharedTier:
         self, key: bytes, entry: bytes, origin: bytes, server_us: int, wall_us: int, now_ns: int
     ) -> bytes | None:
         """The row of an entry with the stamp it would have here; None if it does not verify."""
-        if len(entry) <= _BODY_AT or entry[0] != VERSION:
+        if len(entry) <= BODY_AT or entry[0] != VERSION:
             self.rejected += 1
             return None
         checksum = int.from_bytes(entry[1:5], "big")
-        if zlib.crc32(entry[_HEAD.size :], zlib.crc32(key)) != checksum:
+        if zlib.crc32(entry[HEAD.size :], zlib.crc32(key)) != checksum:
             self.rejected += 1
             return None
-        identity = entry[_HEAD.size : _CLOCKS_AT]
-        if identity != origin[: _CLOCKS_AT - _HEAD.size]:
+        identity = entry[HEAD.size : _CLOCKS_AT]
+        if identity != origin[: _CLOCKS_AT - HEAD.size]:
             if identity[:8] != origin[:8]:
                 self.rejected += 1  # another schema; another generation is no fault of the entry
             return None
@@ -273,7 +272,7 @@ class SharedTier:
             self.rejected += 1  # the server's clock went back: nothing is known
             return None
         stamp_ns = now_ns - age_us * 1_000
-        return stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[_BODY_AT:] if stamp_ns > 0 else None
+        return stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[BODY_AT:] if stamp_ns > 0 else None
 
     def _begin(self, fields: Sequence[bytes]) -> list[bytes]:
         """Give a generation to each field that has none yet."""
@@ -299,7 +298,7 @@ class SharedTier:
                 commands.append(_script(_RELEASE, slot.key, slot.seen))
                 continue
             rest = slot.origin + body
-            head = _HEAD.pack(VERSION, zlib.crc32(rest, zlib.crc32(slot.key)))
+            head = HEAD.pack(VERSION, zlib.crc32(rest, zlib.crc32(slot.key)))
             life_ms = min(_LONGEST_MS, max(1, life_ns // 1_000_000))
             commands.append(_script(_FILL, slot.key, slot.seen, head + rest, life_ms))
         self._try(commands)
@@ -338,14 +337,35 @@ class SharedTier:
         self, version: str, shaped: Iterable[tuple[EntityShape, tuple[Any, ...]]]
     ) -> None:
         """Delete entities of one version of a view, and the leases to load them."""
+        self._forget(self._names(version, shaped), ())
+
+    def count_entities(
+        self, version: str, shaped: Iterable[tuple[EntityShape, tuple[Any, ...]]]
+    ) -> int:
+        """How many of these entities of one version of a view are here now.
+
+        Raises:
+            ServerError: the server does not say; unlike elsewhere, because nothing could be
+                answered instead.
+        """
+        keys = self._names(version, shaped)
+        count = 0
+        for start in range(0, len(keys), _BATCH):
+            replies = self._run([(key, ("EXISTS", key)) for key in keys[start : start + _BATCH]])
+            count += sum(map(int, replies))
+        return count
+
+    def _names(
+        self, version: str, shaped: Iterable[tuple[EntityShape, tuple[Any, ...]]]
+    ) -> list[bytes]:
         prefixes: dict[EntityShape, bytes] = {}
         keys = []
         for shape, values in shaped:
             prefix = prefixes.get(shape)
             if prefix is None:
-                prefix = prefixes[shape] = self._prefix(version, shape)
-            keys.append(prefix + _entity_of(values))
-        self._forget(keys, ())
+                prefix = prefixes[shape] = prefix_of(self._project, version, shape)
+            keys.append(prefix + entity_of(values))
+        return keys
 
     def forget_views(self, names: Iterable[str]) -> None:
         """Make every entry of these views one of an earlier generation."""
@@ -353,7 +373,7 @@ class SharedTier:
 
     def forget_all(self) -> None:
         """The same for every view of the project."""
-        self._forget((), [_EVERY_VIEW])
+        self._forget((), [EVERY_VIEW])
 
     def _forget(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> None:
         if self._owe_if_open(keys, fields):
@@ -386,7 +406,7 @@ class SharedTier:
             self._owed_keys.update(keys)
             self._owed_fields.update(fields)
             if len(self._owed_keys) > _OWED_MAX:
-                self._owed_fields.add(_EVERY_VIEW)
+                self._owed_fields.add(EVERY_VIEW)
                 self._owed_keys.clear()
 
     def _pay(self) -> None:
@@ -473,18 +493,9 @@ def _sha1(source: bytes) -> bytes:
 
 _DIGESTS: Final[Mapping[bytes, bytes]] = {source: _sha1(source) for source in (_FILL, _RELEASE)}
 _SOURCES: Final[Mapping[bytes, bytes]] = {digest: source for source, digest in _DIGESTS.items()}
+SCRIPTS: Final = tuple(_DIGESTS)
+"""Everything that is run on the server."""
 
 
 def _entity(key: Key) -> bytes:
-    return b"%d" % values_of(key)[0] if isinstance(key, int) else _entity_of(values_of(key))
-
-
-def _entity_of(values: tuple[Any, ...]) -> bytes:
-    """An entity's values as bytes: a number as its digits, the rest with its length before it."""
-    if len(values) == 1 and type(values[0]) is int:
-        return b"%d" % values[0]
-    parts = []
-    for value in values:
-        raw = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
-        parts.append(b"%d:%b" % (len(raw), raw))
-    return b"".join(parts)
+    return b"%d" % values_of(key)[0] if isinstance(key, int) else entity_of(values_of(key))

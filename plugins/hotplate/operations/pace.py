@@ -1,0 +1,61 @@
+"""At most so many of something in any second."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["Pace"]
+
+_SECOND: Final = 1.0
+_STEPS: Final = 10
+
+
+class Pace:
+    """Spreads what it lets through evenly, and never lets more through than the limit.
+
+    The bound holds for every window of a second, wherever it begins, so a pause is not made up
+    for by a burst.
+
+    Args:
+        limit: how many a second; at least 1.
+        clock: seconds that only go forward.
+        sleep: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._sleep = sleep
+        self._taken: deque[tuple[float, int]] = deque()
+        self._sum = 0
+        self._next_s = clock()
+
+    @property
+    def step(self) -> int:
+        """How many to take at once, so that a second is filled in several steps."""
+        return max(1, self.limit // _STEPS)
+
+    def take(self, count: int) -> None:
+        """Wait until so many more may pass; at most `limit` of them."""
+        while (wait_s := self._wait_s(count)) > 0:
+            self._sleep(wait_s)
+        now_s = self._clock()
+        self._taken.append((now_s, count))
+        self._sum += count
+        self._next_s = max(now_s, self._next_s) + count / self.limit
+
+    def _wait_s(self, count: int) -> float:
+        now_s = self._clock()
+        while self._taken and self._taken[0][0] <= now_s - _SECOND:
+            self._sum -= self._taken.popleft()[1]
+        if self._sum + count > self.limit:
+            return self._taken[0][0] + _SECOND - now_s + 1e-6
+        return self._next_s - now_s

@@ -1,0 +1,39 @@
+"""What a server's user must be allowed: written once, for the README, error messages and checks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["CHANNEL", "CHANNELS", "CLUSTER_CHANNEL", "KEYS", "TIER", "shown"]
+
+TIER: Final = (
+    "get",
+    "mget",
+    "set",
+    "unlink",
+    "hmget",
+    "hset",
+    "hsetnx",
+    "hlen",
+    "time",
+    "eval",
+    "evalsha",
+)
+"""Commands of the shared tier; its scripts use no others."""
+
+CHANNEL: Final = ("client|id", "client|tracking", "subscribe", "publish")
+"""Commands of the event channel."""
+
+CLUSTER_CHANNEL: Final = ("ssubscribe", "spublish", "cluster|slots", "cluster|info")
+"""What it needs besides in a cluster."""
+
+KEYS: Final = "hotplate:*"
+"""Keys that are ours."""
+
+CHANNELS: Final = ("hotplate:*", "__redis__:invalidate")
+"""Names that are subscribed to and published on."""
+
+
+def shown(*groups: tuple[str, ...]) -> str:
+    """Commands as an ACL rule allows them: `+get +set`."""
+    return " ".join(f"+{command}" for group in groups for command in group)
