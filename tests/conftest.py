@@ -11,6 +11,7 @@ import pytest
 
 from hotplate.embedded import EmbeddedServer
 
+from .guarded import Guarded
 from .stores import Repo, cluster_servers, postgres_server, redis_server, valkey_server
 
 _numbers = itertools.count()
@@ -79,3 +80,15 @@ def make_repo(tmp_path: Path, online: dict[str, Any]) -> Callable[..., Repo]:
         return Repo(tmp_path / f"repo{number}", dict(online), project=f"shop{number}", **kwargs)
 
     return make
+
+
+@pytest.fixture(params=["redis", "valkey", "redis_cluster"])
+def guarded(request: pytest.FixtureRequest) -> Iterator[Guarded]:
+    """A server of each kind whose user may do what is documented."""
+    server = request.getfixturevalue(request.param)
+    if request.param == "redis_cluster":
+        made = Guarded(server["connection_string"], "redis_cluster")
+    else:
+        made = Guarded(server.connection_string)
+    yield made
+    made.close()
