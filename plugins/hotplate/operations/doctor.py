@@ -10,7 +10,7 @@ from typing import Any, Final
 from feast import FeatureStore
 
 from hotplate.durations import NO_LIMIT_NS
-from hotplate.errors import HotplateError
+from hotplate.errors import HotplateError, ServerError
 from hotplate.operations.findings import ERROR, OK, WARNING, Finding
 from hotplate.operations.servers import Use, examine_server
 from hotplate.policy import ResolvedPolicy
@@ -188,7 +188,10 @@ def _uses(
 def _one_server_for_both(uses: list[Use]) -> list[Finding]:
     if len(uses) < 2 or not uses[1].is_tier:
         return []
-    store, shared = ({str(host) for host in use.server.hosts()} for use in uses)
+    try:
+        store, shared = (set(use.server.hosts()) for use in uses)
+    except ServerError:  # said already: it cannot be reached
+        return []
     if not store & shared:
         return []
     fix = "give online_store.shared a server of its own, or leave its tier off"
