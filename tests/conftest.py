@@ -11,6 +11,7 @@ import pytest
 
 from hotplate.embedded import EmbeddedServer
 
+from .guarded import Guarded
 from .lab.cluster import Cluster, cluster
 from .lab.fleet import Nursery
 from .lab.sentinel import SentinelGroup, sentinel_group
@@ -115,3 +116,15 @@ def make_repo(tmp_path: Path, online: dict[str, Any]) -> Callable[..., Repo]:
         return Repo(tmp_path / f"repo{number}", dict(online), project=f"shop{number}", **kwargs)
 
     return make
+
+
+@pytest.fixture(params=["redis", "valkey", "redis_cluster"])
+def guarded(request: pytest.FixtureRequest) -> Iterator[Guarded]:
+    """A server of each kind whose user may do what is documented."""
+    server = request.getfixturevalue(request.param)
+    if request.param == "redis_cluster":
+        made = Guarded(server.settings["connection_string"], "redis_cluster")
+    else:
+        made = Guarded(server.connection_string)
+    yield made
+    made.close()

@@ -7,8 +7,10 @@ import re
 import shlex
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -313,6 +315,37 @@ def purge(
         report.end()
         if report.last is not None:
             click.echo(f"done: {say_progress(report.last)}")
+
+
+@main.command()
+@_chdir
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def doctor(chdir: Path, as_json: bool) -> None:
+    """Look the deployment over, and say what to change.
+
+    Tries on throw-away keys (hotplate:doctor:*) what the cache does to its servers. Exits with 1
+    where anything does not work; warnings do not count.
+    """
+    from hotplate import of
+
+    store = _open(chdir)
+    with _told():
+        found = of(store).examine()
+    counts = Counter(finding.status for finding in found)
+    if as_json:
+        body = {
+            "errors": counts["error"],
+            "warnings": counts["warning"],
+            "checks": [asdict(finding) for finding in found],
+        }
+        click.echo(json.dumps(body, indent=2))
+    else:
+        colors = {"ok": "green", "warning": "yellow", "error": "red"}
+        for finding in found:
+            status = click.style(f"{finding.status:7}", fg=colors[finding.status])
+            fix = f". Fix: {finding.fix}" if finding.fix else ""
+            click.echo(f"{status} {finding.check}: {finding.seen}{fix}")
+    raise SystemExit(1 if counts["error"] else 0)
 
 
 def _nobody(unreachable: dict[str, str]) -> str:

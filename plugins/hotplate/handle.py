@@ -15,6 +15,8 @@ from hotplate.errors import ConfigError, NotACachedStoreError, PolicyError
 from hotplate.ingestion import defragment
 from hotplate.online_store import CachedOnlineStore
 from hotplate.operations.cursors import CursorFile, Position, Selection, state_folder
+from hotplate.operations.doctor import examine
+from hotplate.operations.findings import Finding
 from hotplate.operations.invalidate import Invalidation
 from hotplate.operations.purge import Limits, Progress, Purge
 from hotplate.policy import ResolvedPolicy, read_tags
@@ -217,6 +219,10 @@ class Hotplate:
         views = feature_views_of(self._store.registry, self._store.project)
         purge = Purge(self.runtime, views, chosen_tables, position, limits or Limits(), file)
         return purge.run()
+
+    def examine(self) -> list[Finding]:
+        """Look the deployment over; what `hotplate doctor` prints."""
+        return examine(self._store, self.runtime)
 
     def clear(self) -> None:
         """Never again serve anything of this project that was read before."""

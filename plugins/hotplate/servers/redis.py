@@ -91,6 +91,14 @@ class RedisServer:
     kind: str = "redis"
     sentinel_master: str = "mymaster"
 
+    def hosts(self) -> list[Node]:
+        """The hosts that the connection string names.
+
+        Raises:
+            ServerError: it names none.
+        """
+        return self._parsed()[0]
+
     def topology(self, timeout_s: float = _CONNECT_TIMEOUT_S) -> Topology:
         """Ask who the primaries are.
 

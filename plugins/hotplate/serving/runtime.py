@@ -78,7 +78,7 @@ class Runtime:
             self.project,
             self.domain,
             clock,
-            self._meeting_place,
+            self.meeting_place,
             self.shared,
             is_shared=settings.shared is not None,
         )
@@ -195,7 +195,7 @@ class Runtime:
             places.append((order.index(shape), len(held) - 1))
         return [wants[shape] for shape in order], places
 
-    def _meeting_place(self) -> tuple[RedisServer | None, bool]:
+    def meeting_place(self) -> tuple[RedisServer | None, bool]:
         """Where processes meet, and whether it is the wrapped Redis store's own server."""
         if is_redis_store(self.wrapped.store()):
             return server_of(self.wrapped.current_config().online_store), True
