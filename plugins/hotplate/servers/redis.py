@@ -165,7 +165,7 @@ class RedisServer:
                     (int(first), int(last), _node_of(primary, host))
                     for first, last, primary, *_ in wire.ask("CLUSTER", "SLOTS")
                 )
-            except ServerError as error:
+            except (ServerError, TypeError, ValueError) as error:  # the latter: a garbled answer
                 problems.append(str(error))
                 continue
             finally:

@@ -181,7 +181,7 @@ class SharedTier:
         """
         try:
             return self._look(asked)
-        except ServerError as error:
+        except (ServerError, TypeError, ValueError) as error:  # the latter: a garbled answer
             self._failed(error)
             return [Found()] * len(asked)
 
@@ -290,9 +290,10 @@ class SharedTier:
                 if value is None
             ]
             again = (self._generations_at, ("HMGET", self._generations_at, *fields))
-            known = self._pool.ask([*made, again])[-1]
-            if isinstance(known, CommandRefused):
-                raise known
+            *answers, known = self._pool.ask([*made, again])
+            for answer in (*answers, known):
+                if isinstance(answer, CommandRefused):
+                    raise answer
         return dict(zip(fields, known, strict=True))
 
     # -- writing --------------------------------------------------------------------------------
@@ -342,6 +343,8 @@ class SharedTier:
                     (replies[index],) = self._pool.ask([(key, whole)])
                 answer = replies[index]
                 if isinstance(answer, CommandRefused) and answer.code != "WRONGTYPE":
+                    if "script" in str(answer):  # a server does not say what was refused in it
+                        raise ServerError(f"{answer} It needs +get +set +del.")
                     raise answer
         return replies
 
@@ -421,7 +424,7 @@ class SharedTier:
 
     # -- faults ---------------------------------------------------------------------------------
 
-    def _failed(self, error: ServerError) -> None:
+    def _failed(self, error: Exception) -> None:
         self.errors += 1
         self._breaker.failed(error)
         self._say("failed", "the shared tier does not answer, the source is read: %s", error)
