@@ -431,9 +431,21 @@ class SharedTier:
 
     def _recover(self) -> None:
         """Whether the server is back; the invalidations it missed come first."""
-        self._pool.drop()
-        self._must([(self._generations_at, ("HLEN", self._generations_at))])
+        if self._pool.renew():
+            # what was deleted may have come back, and others may not have been told to delete
+            self._owe((), [_EVERY_VIEW])
+        home = self._generations_at
+        (known,) = self._pool.ask([(home, ("HLEN", home))])
+        if isinstance(known, CommandRefused):
+            if known.code != "WRONGTYPE":
+                raise known
+            # somebody else's: whatever is put in its place makes every entry one of earlier times
+            self._must([(home, ("UNLINK", home))])
         self._pay()
+
+    def reconnect(self) -> None:
+        """Another primary may have taken over: leave the tier alone until it was asked."""
+        self._breaker.failed(ServerError("the primary may have been replaced"))
 
     def _say(self, what: str, message: str, detail: object) -> None:
         now_s = time.monotonic()
