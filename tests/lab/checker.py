@@ -75,6 +75,8 @@ class Report:
         failed: reads that raised an error.
         stale: rightly served values that had surely been overwritten before the read began; where
             there are none, nothing was put to the test.
+        worst_ns: by view, for how long at most a served value had surely been overwritten when
+            the read began.
         wrongs: how many reads were wrong, by what was wrong with them.
         violations: the first of them.
     """
@@ -83,6 +85,7 @@ class Report:
     absent: int = 0
     failed: int = 0
     stale: int = 0
+    worst_ns: dict[int, int] = field(default_factory=dict)
     wrongs: Counter[Wrong] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
 
@@ -256,6 +259,9 @@ def _judge(reads: Records, source: _Source, duties: _Duties, bound: Bound, repor
     }
     is_wrong = np.logical_or.reduce(list(wrongs.values()))
     report.stale += int(np.count_nonzero(~is_wrong & (overwritten < begins)))
+    stale_ns = (begins - overwritten)[~is_unknown]
+    if len(stale_ns):
+        report.worst_ns[view] = max(report.worst_ns.get(view, 0), int(stale_ns.max()))
     report.wrongs.update(
         {wrong: int(found.sum()) for wrong, found in wrongs.items() if found.any()}
     )

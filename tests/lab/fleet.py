@@ -228,6 +228,12 @@ class Fleet:
             tally.errors.update(answer["errors"])
         return tally
 
+    def states(self) -> list[dict[str, Any]]:
+        """How each worker stands with the server on which they meet; see `Worker.do_state`."""
+        for member in self.members.values():
+            member.tell("state")
+        return [member.answer() for member in self.members.values()]
+
     def fork(self, number: int) -> int:
         """Let a worker fork, going or not; return the number of the child, which waits."""
         child = next(self._numbers)

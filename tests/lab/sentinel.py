@@ -67,10 +67,15 @@ class SentinelGroup:
 
     def failover(self) -> int:
         """Let the servers change places; return the new primary once all of them know it."""
+        new = self.replace_primary()
+        wait_until(self.is_settled, "the old primary follows the new one")
+        return new
+
+    def replace_primary(self) -> int:
+        """Make the other server the primary, whatever the old one makes of it."""
         old = self.primary()
         wait_until(lambda: self._begun_failover(old), f"server {1 - old} is the primary")
         self._await_primary(1 - old)
-        wait_until(self.is_settled, "the old primary follows the new one")
         return 1 - old
 
     def fail_primary(self) -> int:

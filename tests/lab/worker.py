@@ -230,6 +230,17 @@ class Worker:
         operations.pause()
         return {"done": dict(operations.done), "errors": dict(operations.errors)}
 
+    def do_state(self) -> dict[str, Any]:
+        """Of the shared tier and of the channel; None where there is none."""
+        stats = self._opened().cache.stats()
+        shared, channel = stats.shared, stats.channel
+        return {
+            "is_usable": None if shared is None else shared.is_usable,
+            "is_whole": None if channel is None else channel.is_whole,
+            "pending": 0 if channel is None else channel.pending,
+            "last_errors": [part.last_error for part in (shared, channel) if part is not None],
+        }
+
     def do_fork(self, address: str, number: int) -> None:
         """Fork between two operations; the child has the parent's store, and waits."""
         was_going = self.operations is not None and self.operations.pause()

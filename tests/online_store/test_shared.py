@@ -391,6 +391,29 @@ def test_a_frozen_server_is_left_alone(fleet: Fleet, server: EmbeddedServer) -> 
     assert read(fleet.join())[0] == 11
 
 
+def test_what_was_deleted_may_come_back_with_a_restart(tmp_path: Path) -> None:
+    """From a snapshot, or on a replica that had not heard of it: nobody believes it."""
+    with redis_server() as own, redis_client.Redis(port=own.port) as admin:
+        fleet = Fleet(tmp_path, {"connection_string": own.connection_string, "timeout": "2s"}, TTL)
+        fleet.write(10)
+        store = fleet.join()
+        read(store)
+        snapshot = {key: admin.dump(key) for key in admin.keys("hotplate:*")}
+        fleet.write(11, through=store)
+        own.restart()
+        for key, value in snapshot.items():
+            admin.restore(key, 60_000, value)
+        for _ in range(2):
+            assert read(store)[0] == 11
+            hotplate.of(store).runtime.domain.invalidate_all("shop")
+            deadline = time.monotonic() + 20
+            while not shared_stats(store).is_usable:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        assert read(store)[0] == 11
+        hotplate.of(store).runtime.close()
+
+
 def test_a_full_server_is_read_but_not_written(fleet: Fleet, client: Any) -> None:
     """Out of memory: what is there is used, the rest is loaded."""
     store = fleet.join()

@@ -111,7 +111,7 @@ def test_the_documented_rights_pass(tmp_path: Path, guarded: Guarded) -> None:
     repo = shop(tmp_path, guarded.allow(guarded.documented))
     found = seen(repo)
     assert bad(found, ERROR) == set()
-    expected = {"rights of tools", "eviction", "persistence", "other keys"}
+    expected = {"rights of tools", "eviction", "other keys"}
     assert bad(found, WARNING) - {"round trip", "channel"} == expected
     assert found["rights"].seen.startswith("everything that is needed")
     assert SECRET not in repr(found)

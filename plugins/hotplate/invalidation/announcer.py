@@ -3,6 +3,9 @@
 A message that cannot be sent in time is kept and sent later by a thread that lives as long as
 there is something to send. The queue is bounded: past its bound, what it says of a view becomes
 "all of it", which is true of every part.
+
+A primary that was replaced may have gone on taking messages that nobody hears. What was said in
+the last seconds is said again to its successor.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.invalidation.messages import decode, encode
-from hotplate.servers.redis import RedisServer, Wire
+from hotplate.servers.redis import Node, RedisServer, Wire
 
 __all__ = ["Announcer"]
 
@@ -25,6 +29,7 @@ _TIMEOUT_S: Final = 0.25
 _BATCH: Final = 64
 _QUEUE_MAX: Final = 1_024
 _RETRY_S: Final = 0.25
+_REMEMBERED_S: Final = 5.0
 _log = logging.getLogger("hotplate.channel")
 
 
@@ -51,6 +56,8 @@ class Announcer:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._queue: list[bytes] = []
+        self._said: deque[tuple[float, bytes]] = deque(maxlen=_QUEUE_MAX)
+        self._node: Node | None = None
         self._wire: Wire | None = None
         self._verb = "PUBLISH"
         self._retrying: threading.Thread | None = None
@@ -77,13 +84,15 @@ class Announcer:
         """Send what is queued; the caller holds the lock."""
         try:
             while self._queue:
-                batch = self._queue[:_BATCH]
                 wire = self._connected()
+                batch = self._queue[:_BATCH]
                 wire.send(*((self._verb, self._topic, message) for message in batch))
                 for _ in batch:
                     self.heard_by = int(wire.read())
                 del self._queue[: len(batch)]
                 self.sent += len(batch)
+                now_s = time.monotonic()
+                self._said.extend((now_s, message) for message in batch)
         except ServerError as error:
             self.errors += 1
             self._disconnect()
@@ -93,8 +102,42 @@ class Announcer:
         if self._wire is None:
             topology = self._server.topology(_TIMEOUT_S)
             self._verb = "SPUBLISH" if topology.slots else "PUBLISH"
-            self._wire = self._server.wire(topology.node_of(self._topic), _TIMEOUT_S)
+            node = topology.node_of(self._topic)
+            self._wire = self._server.wire(node, _TIMEOUT_S)
+            if self._node not in (None, node):
+                self._say_again()
+            self._node = node
         return self._wire
+
+    def _say_again(self) -> None:
+        """Queue what was said of late; what was deleted in the shared tier may be there again."""
+        since_s = time.monotonic() - _REMEMBERED_S
+        views: dict[tuple[str, str | None], None] = {}
+        for said_s, message in self._said:
+            if said_s >= since_s:
+                origin, change = decode(message)
+                views[origin, change.view] = None
+        self._said.clear()
+        self._queue += [
+            message
+            for origin, view in views
+            for message in encode(origin, view, None, is_owed=True)
+        ]
+
+    def reconnect(self) -> None:
+        """Another primary may have taken over: find it."""
+        with self._lock:
+            if self._node is None:
+                return  # it has never said anything
+            self._disconnect()
+            try:
+                self._connected()
+            except ServerError as error:
+                self.errors += 1
+                self._retry_later(error)
+                return
+            if self._retrying is None:
+                self._flush()
 
     def _disconnect(self) -> None:
         if self._wire is not None:

@@ -45,7 +45,7 @@ LEASE_NS: Final = 350_000_000
 _SILENT_S: Final = 1.0
 _PAUSE_S: Final = 0.1
 _PAUSE_MAX_S: Final = 0.5
-_CHECK_S: Final = 1.0
+_CHECK_S: Final = 0.5
 _LOG_EVERY_S: Final = 60.0
 _CHANGED_KEYS: Final = b"__redis__:invalidate"
 _log = logging.getLogger("hotplate.channel")
@@ -144,6 +144,11 @@ class Channel:
                 self.lease.until_ns = -1
                 self._session = None
         self.start()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether sentinels say which server is the primary; it is watched while there is one."""
+        return self._server.kind == "redis_sentinel"
 
     @property
     def is_whole(self) -> bool:
@@ -283,7 +288,7 @@ class _Session:
         jobs: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
             (self._hear, (ear,)) for ear in self._ears
         ]
-        if self._server.kind == "redis_sentinel":
+        if self._channel.is_watching:
             jobs.append((self._watch_sentinels, ()))
         threads = [
             threading.Thread(target=job, args=given, name="hotplate-channel", daemon=True)

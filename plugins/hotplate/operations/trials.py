@@ -123,6 +123,7 @@ def _missing_for_tier(ground: Ground) -> set[str]:
         "hsetnx": ("HSETNX", key, "x", "x"),
         "hlen": ("HLEN", key),
         "time": ("TIME",),
+        "info": ("INFO", "server"),
         "eval": ("EVAL", "return 1", 1, key),
         "evalsha": ("EVALSHA", "0" * 40, 1, key),
         "unlink": ("UNLINK", key),

@@ -30,6 +30,7 @@ class Pool:
     def __init__(self, server: RedisServer, timeout_s: float) -> None:
         self.server = server
         self.timeout_s = timeout_s
+        self._runs: frozenset[bytes] | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -48,7 +49,7 @@ class Pool:
             ServerError: a primary did not answer in time, or the deployment was rearranged. Some
                 of the commands may have been carried out.
         """
-        topology = self._known_topology()
+        topology = self._find()
         if topology.slots:
             return self._ask_cluster(topology, commands)
         node = topology.nodes[0]
@@ -62,13 +63,6 @@ class Pool:
         self._give(node, wire)
         return replies
 
-    def _known_topology(self) -> Topology:
-        self._notice_fork()
-        topology = self._topology
-        if topology is None:
-            topology = self._topology = self.server.topology(_CONNECT_TIMEOUT_S)
-        return topology
-
     def ask_keys(
         self, commands: Sequence[tuple[Any, ...]], home: bytes, keys: Sequence[bytes]
     ) -> list[Any]:
@@ -80,7 +74,7 @@ class Pool:
         Raises:
             ServerError: as `ask`; a refusal of any of it, too.
         """
-        if self._known_topology().slots:
+        if self._find().slots:
             asked = [(home, command) for command in commands]
             replies = self.ask([*asked, *((key, ("GET", key)) for key in keys)])
             head, values = replies[: len(commands)], replies[len(commands) :]
@@ -121,16 +115,53 @@ class Pool:
             raise ServerError("the cluster was rearranged")
         return replies
 
-    def nodes(self) -> Sequence[Node]:
-        """The primaries, as last known."""
+    def _find(self) -> Topology:
+        """The primaries, which are the very processes that were first found.
+
+        Raises:
+            ServerError: they are not: one was restarted or replaced, and with it may have come
+                back what was deleted. `renew` accepts them.
+        """
+        self._notice_fork()
         topology = self._topology
-        return () if topology is None else topology.nodes
+        if topology is None:
+            topology, runs = self._meet()
+            if self._runs is None:
+                self._runs = runs
+            elif runs != self._runs:
+                raise ServerError("another server answers than before")
+            self._topology = topology
+        return topology
+
+    def _meet(self) -> tuple[Topology, frozenset[bytes]]:
+        topology = self.server.topology(_CONNECT_TIMEOUT_S)
+        runs = set()
+        for node in topology.nodes:
+            wire = self._connect(node)
+            try:
+                runs.add(wire.run_id())
+            except BaseException:
+                wire.close()
+                raise
+            self._give(node, wire)
+        return topology, frozenset(runs)
+
+    def renew(self) -> bool:
+        """Connect anew to whoever the primaries are now; whether others answer than before."""
+        self.drop()
+        topology, runs = self._meet()
+        are_others = self._runs is not None and runs != self._runs
+        self._runs, self._topology = runs, topology
+        return are_others
 
     def _take(self, node: Node) -> Wire:
         with self._lock:
             idle = self._idle.get(node)
             if idle:
                 return idle.pop()
+        return self._connect(node)
+
+    def _connect(self, node: Node) -> Wire:
         wire = self.server.wire(node, _CONNECT_TIMEOUT_S)
         wire.answer_within(self.timeout_s)
         return wire

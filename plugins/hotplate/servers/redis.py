@@ -173,7 +173,7 @@ class RedisServer:
                     (int(first), int(last), _node_of(primary, host))
                     for first, last, primary, *_ in wire.ask("CLUSTER", "SLOTS")
                 )
-            except ServerError as error:
+            except (ServerError, TypeError, ValueError) as error:  # the latter: a garbled answer
                 problems.append(str(error))
                 continue
             finally:
@@ -313,6 +313,15 @@ class Wire:
             return self.read()
         except CommandRefused as refusal:
             return refusal
+
+    def run_id(self) -> bytes:
+        """What tells this run of the server from every other one, and from other servers."""
+        info = self.ask("INFO", "server")
+        lines = info.split(b"\r\n") if isinstance(info, bytes) else []
+        found = next((line for line in lines if line.startswith(b"run_id:")), None)
+        if found is None:
+            raise self._lost(ValueError("it does not say who it is"))
+        return bytes(found)
 
     def answer_within(self, timeout_s: float) -> None:
         """From now on a reply may take this long."""

@@ -18,6 +18,7 @@ TIER: Final = (
     "time",
     "eval",
     "evalsha",
+    "info",
 )
 """Commands of the shared tier; its scripts use no others."""
 

@@ -162,11 +162,21 @@ class Coherence:
     def hear_gap(self) -> None:
         """Anything may have changed: no event-coherent row is known to be current."""
         shared = self._shared()
-        if shared is not None:
-            shared.close()  # it may be connected to a primary that is none any more
+        self._follow_primary(shared)
         if shared is not None and self.is_tracked:  # writers that do not know the shared tier
             shared.forget_views({view.identity.view for view in self._event_views})
         self._domain.invalidate_views(list(self._event_views))
+
+    def _follow_primary(self, shared: SharedTier | None) -> None:
+        """A primary that was replaced may go on answering, and only sentinels know it.
+
+        The channel watches them; what else is connected to it moves on with the channel.
+        """
+        parts = self.parts()
+        if parts is not None and parts[0].is_watching:
+            parts[1].reconnect()
+            if shared is not None:
+                shared.reconnect()
 
     # -- telling --------------------------------------------------------------------------------
 
@@ -183,6 +193,8 @@ class Coherence:
         if parts is not None:
             shared = self._shared()
             is_owed = shared is not None and bool(shared.owed)
+            if parts[0].is_watching:
+                parts[0].start()
             parts[1].announce(encode(channel_module.ORIGIN, view, shaped, is_owed=is_owed))
 
     def is_broadcast(self) -> bool:

@@ -180,7 +180,7 @@ class SharedTier:
         """
         try:
             return self._look(asked)
-        except ServerError as error:
+        except (ServerError, TypeError, ValueError) as error:  # the latter: a garbled answer
             self._failed(error)
             return [Found()] * len(asked)
 
@@ -328,6 +328,8 @@ class SharedTier:
                     (replies[index],) = self._pool.ask([(key, whole)])
                 answer = replies[index]
                 if isinstance(answer, CommandRefused) and answer.code != "WRONGTYPE":
+                    if "script" in str(answer):  # a server does not say what was refused in it
+                        raise ServerError(f"{answer} It needs +get +set +del.")
                     raise answer
         return replies
 
@@ -430,16 +432,28 @@ class SharedTier:
 
     # -- faults ---------------------------------------------------------------------------------
 
-    def _failed(self, error: ServerError) -> None:
+    def _failed(self, error: Exception) -> None:
         self.errors += 1
         self._breaker.failed(error)
         self._say("failed", "the shared tier does not answer, the source is read: %s", error)
 
     def _recover(self) -> None:
         """Whether the server is back; the invalidations it missed come first."""
-        self._pool.drop()
-        self._must([(self._generations_at, ("HLEN", self._generations_at))])
+        if self._pool.renew():
+            # what was deleted may have come back, and others may not have been told to delete
+            self._owe((), [EVERY_VIEW])
+        home = self._generations_at
+        (known,) = self._pool.ask([(home, ("HLEN", home))])
+        if isinstance(known, CommandRefused):
+            if known.code != "WRONGTYPE":
+                raise known
+            # somebody else's: whatever is put in its place makes every entry one of earlier times
+            self._must([(home, ("UNLINK", home))])
         self._pay()
+
+    def reconnect(self) -> None:
+        """Another primary may have taken over: leave the tier alone until it was asked."""
+        self._breaker.failed(ServerError("the primary may have been replaced"))
 
     def _say(self, what: str, message: str, detail: object) -> None:
         now_s = time.monotonic()
