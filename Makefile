@@ -40,8 +40,8 @@ types: $(VENV)/.dev ## mypy --strict
 
 test: lint types fast ## lint, types, tests (minutes)
 
-fast: $(VENV)/.dev ## tests alone
-	$(BIN)/python -m pytest $(ARGS)
+fast: $(VENV)/.dev ## tests alone, on up to four cores
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 soak: $(VENV)/.dev ## the randomized comparisons, 100,000 operations a store and minutes of a fleet (over an hour)
 	HOTPLATE_ORACLE_EXAMPLES=2200 $(BIN)/python -m pytest tests/online_store/test_oracle.py \

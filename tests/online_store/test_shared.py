@@ -515,18 +515,18 @@ source.load = slow_load
 print("ready", flush=True)
 sys.stdin.readline()
 def work(number):
-    for user in range(100):
+    for user in range(40):
         got = store.get_online_features(["v:age"], [{"user_id": user}]).to_dict()["age"]
         assert got == [user], got
-with ThreadPoolExecutor(32) as pool:
-    list(pool.map(work, range(32)))
+with ThreadPoolExecutor(16) as pool:
+    list(pool.map(work, range(16)))
 print(count[0], flush=True)
 """
 
 
 def test_one_load_across_processes(tmp_path: Path, redis: EmbeddedServer) -> None:
-    """4 processes of 32 threads on 100 cold keys ask the source 100 times."""
-    users = list(range(100))
+    """3 processes of 16 threads on 40 cold keys ask the source 40 times (`make bench`: 4, 32, 100)."""
+    users = list(range(40))
     repo = Repo(tmp_path, {"type": "sqlite"}, project="stampede")
     repo.apply(USER, repo.view("v", {"age": Int64}))
     repo.write("v", user_id=users, age=users)
@@ -552,7 +552,7 @@ def test_one_load_across_processes(tmp_path: Path, redis: EmbeddedServer) -> Non
             text=True,
             env={"PYTHONPATH": "plugins", "PATH": "/usr/bin:/bin"},
         )
-        for _ in range(4)
+        for _ in range(3)
     ]
     try:
         for process in processes:
@@ -567,7 +567,7 @@ def test_one_load_across_processes(tmp_path: Path, redis: EmbeddedServer) -> Non
         for process in processes:
             process.kill()
             process.wait()
-    assert sum(counts) == 100
+    assert sum(counts) == 40
 
 
 def test_a_forked_child_starts_clean(fleet: Fleet) -> None:
