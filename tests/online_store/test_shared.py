@@ -525,7 +525,7 @@ print(count[0], flush=True)
 
 
 def test_one_load_across_processes(tmp_path: Path, redis: EmbeddedServer) -> None:
-    """3 processes of 16 threads on 40 cold keys ask the source 40 times; `make bench` asks for more."""
+    """3 processes of 16 threads on 40 cold keys ask the source 40 times."""
     users = list(range(40))
     repo = Repo(tmp_path, {"type": "sqlite"}, project="stampede")
     repo.apply(USER, repo.view("v", {"age": Int64}))
