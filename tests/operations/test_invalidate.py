@@ -76,6 +76,8 @@ def test_other_processes_forget_what_is_named(tmp_path: Path, shared: dict[str, 
     """Out of the shared tier and of the memory of a process that listens; nothing else."""
     repo = shop(tmp_path, shared, EVENT)
     await_(lambda: tiers(repo.hot, USERS) == [Tier.MEMORY] * 5)
+    repo.cache.invalidate("v")  # what was read before the channel was whole was not shared
+    assert tiers(repo.hot, USERS) == [Tier.SOURCE] * 5
     done = elsewhere(repo, "invalidate", "v", "--entity", "user_id=1", "--yes")
     assert done.code == 0, done.out
     assert "1 entity of v (1 feature view: v); 1 entry in the shared tier now" in done.out
