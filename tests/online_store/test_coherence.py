@@ -275,6 +275,28 @@ def test_a_frozen_server_ends_the_lease(tmp_path: Path, server: EmbeddedServer) 
     repo.cache.runtime.coherence.close()
 
 
+def test_a_lapse_forgets_what_others_could_not_tell(tmp_path: Path, server: EmbeddedServer) -> None:
+    """The server froze for less than it takes to give it up; an announcement is on its way."""
+    shared = {"connection_string": server.connection_string}
+    repo = Repo(
+        tmp_path, {"type": "sqlite"}, ttl_map=EVENT, settings={"shared": shared}, clock=SYSTEM_CLOCK
+    )
+    repo.apply(USER, repo.view("v", {"age": Int64}))
+    write(repo, 0)
+    warm(repo)
+    sessions = channel(repo).sessions
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        until(lambda: not channel(repo).is_whole)
+        write(repo, 5)  # by a process that cannot reach the server either
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    until(lambda: channel(repo).is_whole)
+    assert read(repo) == 5
+    assert channel(repo).sessions == sessions or channel(repo).gaps > 1
+    repo.cache.runtime.close()
+
+
 def test_a_lost_connection_forgets_what_it_may_have_missed(repo: Repo) -> None:
     """Whatever happened between two sessions is unknown."""
     warm(repo)

@@ -196,7 +196,15 @@ class Channel:
         return self._session is session and self._hearer() is not None
 
     def renew(self, session: _Session, until_ns: int) -> None:
-        """A probe came back from every primary."""
+        """A probe came back from every primary.
+
+        After a lapse it proves that everything has been heard that the server was told. Others may
+        have been unable to tell it, too: what they announce, and what they delete in the shared
+        tier, may be on its way. Keys that the server itself broadcasts are not.
+        """
+        has_lapsed = 0 <= self.lease.until_ns < self._clock.now_ns()
+        if has_lapsed and not self._prefixes and self._session is session:
+            self.tell_gap()
         with self._lock:
             if self._session is session:
                 self.lease.until_ns = until_ns

@@ -163,7 +163,11 @@ class Coherence:
         """Anything may have changed: no event-coherent row is known to be current."""
         shared = self._shared()
         self._follow_primary(shared)
-        if shared is not None and self.is_tracked:  # writers that do not know the shared tier
+        parts = self.parts()
+        is_first = parts is not None and parts[0].gaps == 1
+        # writers may not know the shared tier, or not have reached it; a process that starts
+        # believes what it finds there
+        if shared is not None and (self.is_tracked or not is_first):
             shared.forget_views({view.identity.view for view in self._event_views})
         self._domain.invalidate_views(list(self._event_views))
 
