@@ -222,7 +222,7 @@ class Hotplate:
 
     def examine(self) -> list[Finding]:
         """Look the deployment over; what `hotplate doctor` prints."""
-        return examine(self._store, self.runtime)
+        return examine(self._store, self.runtime, self.policies)
 
     def clear(self) -> None:
         """Never again serve anything of this project that was read before."""

@@ -358,6 +358,12 @@ LOCAL: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "never": ({"ttl_map": {"default": {"cache": "never"}}}, "policies", OK, "no contradictions"),
     "no_end": ({"ttl_map": {"default": "none"}}, "groups without end", WARNING, "never seen: v"),
     "unknown_group": ({"ttl_map": {"nope": "5s"}}, "policies", ERROR, "nope"),
+    "loader_of_nothing": (
+        {"settings": {"loaders": {"nope": {"function": "os:getcwd"}}}},
+        "policies",
+        ERROR,
+        "nope",
+    ),
     "memory": (
         {"settings": {"memory": {"max_bytes": 10**15}}},
         "memory",
@@ -401,7 +407,8 @@ def test_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_empty_and_an_unreadable_registry(tmp_path: Path) -> None:
     """Before the first apply, and after an accident."""
-    repo = Repo(tmp_path / "repo", {"type": "sqlite"}, ttl_map={"default": "5m"})
+    ttl_map = {"default": "5m", "not_applied_yet": "1m"}
+    repo = Repo(tmp_path / "repo", {"type": "sqlite"}, ttl_map=ttl_map)
     assert seen(repo)["policies"].fix == "run feast apply"
     (tmp_path / "repo" / "registry.db").write_bytes(b"\xff" * 50)
     assert "Feast cannot read the registry" in seen(repo)["policies"].seen

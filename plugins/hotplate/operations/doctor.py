@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ from hotplate.operations.servers import Use, examine_server
 from hotplate.policy import ResolvedPolicy
 from hotplate.servers.redis import RedisServer
 from hotplate.serving.coherence import server_of
-from hotplate.serving.policies import feature_views_of, group_of, resolve_all
 from hotplate.serving.runtime import Runtime
 from hotplate.sizes import format_bytes
 
@@ -29,19 +28,20 @@ _LIMITS: Final = (
 )
 
 
-def examine(store: FeatureStore, runtime: Runtime) -> list[Finding]:
+def examine(
+    store: FeatureStore, runtime: Runtime, resolve: Callable[[], Mapping[str, ResolvedPolicy]]
+) -> list[Finding]:
     """Every check, in the order in which one would look.
 
     Args:
         store: the Feast store.
         runtime: its cache's.
+        resolve: the policy of every group; raises where they contradict each other.
     """
     found = [_profile(runtime), _registry(store), _memory(runtime)]
-    policies: dict[str, ResolvedPolicy] = {}
+    policies: Mapping[str, ResolvedPolicy] = {}
     try:
-        views = feature_views_of(store.registry, store.project)
-        policies = resolve_all(runtime.layers, views)
-        runtime.layers.check_names(group_of(views))
+        policies = resolve()
     except HotplateError as error:
         found.append(Finding("policies", ERROR, str(error), "correct the setting it names"))
     except Exception as error:  # noqa: BLE001 - a registry fails in as many ways as it has kinds
