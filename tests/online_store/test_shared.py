@@ -584,3 +584,27 @@ def test_a_forked_child_starts_clean(fleet: Fleet) -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert read(store) == (10, Tier.SHARED)
+
+
+def test_a_child_forked_during_a_fault_recovers(fleet: Fleet, server: EmbeddedServer) -> None:
+    """The thread that would find out is its parent's, and so is the one that pays what is owed."""
+    store = fleet.join(shared={"connection_string": server.connection_string, "timeout": "50ms"})
+    read(store)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        fleet.write(11, through=store)
+        assert shared_stats(store).owed > 0
+        pid = os.fork()
+        if pid == 0:  # pragma: no cover - the child
+            code = 1
+            try:
+                deadline = time.monotonic() + 20
+                while not shared_stats(store).is_usable and time.monotonic() < deadline:
+                    assert read(store)[0] == 11
+                    time.sleep(0.01)
+                code = 0 if shared_stats(store).is_usable and read(store)[0] == 11 else 2
+            finally:
+                os._exit(code)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

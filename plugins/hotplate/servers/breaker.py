@@ -53,6 +53,12 @@ class Breaker:
                 self.opened += 1
             self._begin_probing()
 
+    def keep_probing(self) -> None:
+        """See to it that somebody probes: a forked child does not have its parent's thread."""
+        self._notice_fork()
+        with self._lock:
+            self._begin_probing()
+
     def _begin_probing(self) -> None:
         if self._prober is not None and self._prober.is_alive():
             return

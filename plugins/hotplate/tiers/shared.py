@@ -146,7 +146,10 @@ class SharedTier:
     @property
     def is_usable(self) -> bool:
         """Whether it may be asked: it answers, and nothing is owed to it."""
-        return self._breaker.is_closed and not self.owed
+        if self._breaker.is_closed and not self.owed:
+            return True
+        self._breaker.keep_probing()
+        return False
 
     @property
     def owed(self) -> int:
