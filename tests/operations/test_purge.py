@@ -409,11 +409,11 @@ def test_a_missing_right_is_named(here: Deployment, right: str) -> None:
         admin.execute_command("ACL", "DELUSER", "purger")
 
 
-def test_without_info_it_works_and_begins_anew(here: Deployment) -> None:
-    """Who may not see the server's name or size is told less."""
+def test_without_dbsize_nothing_is_estimated(here: Deployment) -> None:
+    """Who may not see how much there is, is told less."""
     here.fill(5)
     admin = here.servers[0]
-    rules = ("on", ">pw", "~*", "&*", "+@all", "-info", "-dbsize")
+    rules = ("on", ">pw", "~*", "&*", "+@all", "-dbsize")
     admin.execute_command("ACL", "SETUSER", "purger", *rules)
     try:
         shared = here.repo.settings["shared"]

@@ -44,7 +44,7 @@ class NodeCursor:
         is_done: whether the last one has.
     """
 
-    run_id: str | None = None
+    run_id: str
     cursor: int = 0
     pages: int = 0
     is_done: bool = False

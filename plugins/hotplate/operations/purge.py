@@ -28,7 +28,7 @@ from hotplate.errors import CommandRefused, ConfigError, ServerError
 from hotplate.keys import EntityShape
 from hotplate.operations.cursors import CursorFile, NodeCursor, Position
 from hotplate.operations.pace import Pace
-from hotplate.operations.scan import COUNT, Page, connect, pages, run_id, size_of
+from hotplate.operations.scan import COUNT, Page, connect, pages, size_of
 from hotplate.servers.pool import Command, Pool
 from hotplate.servers.redis import Node, Topology
 from hotplate.serving.coherence import server_of
@@ -189,12 +189,12 @@ class Purge:
         for node in topology.nodes:
             wire = connect(self._server, node)
             try:
-                life = run_id(wire)
+                life = wire.run_id().decode()
                 self._sizes[str(node)] = size_of(wire)
             finally:
                 wire.close()
             known = position.nodes.get(str(node))
-            if known is None or life is None or known.run_id != life:
+            if known is None or known.run_id != life:
                 position.nodes[str(node)] = NodeCursor(life)
         self._pages_before = self._pages()
 

@@ -14,7 +14,7 @@ from typing import Final
 from hotplate.errors import CommandRefused
 from hotplate.servers.redis import Node, RedisServer, Wire
 
-__all__ = ["COUNT", "Page", "connect", "count_keys", "pages", "run_id", "size_of"]
+__all__ = ["COUNT", "Page", "connect", "count_keys", "pages", "size_of"]
 
 COUNT: Final = 250
 _TIMEOUT_S: Final = 5.0
@@ -59,19 +59,6 @@ def size_of(wire: Wire) -> int | None:
         return int(wire.ask("DBSIZE"))
     except CommandRefused:
         return None
-
-
-def run_id(wire: Wire) -> str | None:
-    """What a node is called since it was started: a cursor of an earlier life means nothing."""
-    try:
-        info: bytes = wire.ask("INFO", "server")
-    except CommandRefused:
-        return None
-    for line in info.decode().splitlines():
-        name, _, value = line.partition(":")
-        if name == "run_id":
-            return value
-    return None
 
 
 def connect(server: RedisServer, node: Node) -> Wire:
