@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help demo test lint types fast soak bench bench-short clean
+.PHONY: help demo test lint types fast soak bench bench-short faults clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,13 +45,16 @@ fast: $(VENV)/.dev ## tests alone, on up to four cores
 
 soak: $(VENV)/.dev ## the randomized comparisons, 100,000 operations a store and minutes of a fleet (over an hour)
 	HOTPLATE_ORACLE_EXAMPLES=2200 $(BIN)/python -m pytest tests/online_store/test_oracle.py \
-	  tests/lab/test_history.py tests/lab/test_fleet.py -s $(ARGS)
+	  tests/lab/test_history.py tests/lab/test_fleet.py tests/online_store/test_ordeal.py -s $(ARGS)
 
 bench: $(VENV)/.dev ## every number of the README against Feast alone; writes out/bench/table.md
 	$(BIN)/python -m pipelines.bench $(ARGS)
 
 bench-short: $(VENV)/.dev ## the same in a minute, for CI: it must run, its numbers mean little
 	$(BIN)/python -m pipelines.bench --rounds 1 --entities 2000 --trace-limit 50000 $(ARGS)
+
+faults: $(VENV)/.dev ## what faults of the server cost; writes out/faults/table.md
+	$(BIN)/python -m pipelines.faults $(ARGS)
 
 clean: ## remove what make made
 	rm -rf $(VENV) out build .pytest_cache .mypy_cache .ruff_cache .hypothesis feature_repo/data

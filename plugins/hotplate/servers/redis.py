@@ -10,6 +10,7 @@ when a connection was lost, because what was lost with it decides what may still
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -291,9 +292,13 @@ class Wire:
             pack = connection._command_packer.pack
             sock = connection._sock
             sock.sendall(b"".join([part for command in commands for part in pack(*command)]))
+            timeout_s, began_s = sock.gettimeout(), time.monotonic()
             while len(replies) < len(commands):
                 reply = reader.gets(False)
                 if reply is not_enough:
+                    # a reply that trickles in never lets the socket's own timeout pass
+                    if timeout_s is not None and time.monotonic() - began_s > timeout_s:
+                        raise TimeoutError("timed out")
                     received = sock.recv(_RECEIVE_BYTES)
                     if not received:
                         raise ConnectionError("the server closed the connection")

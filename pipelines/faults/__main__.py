@@ -1,0 +1,123 @@
+"""`make faults`: the matrix of faults, printed and written as Markdown and JSON."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from pipelines.bench.machine import machine, write_results
+from pipelines.faults.measure import SQLITE, TRACKED, Line, measure
+from tests.lab.fleet import Nursery
+from tests.lab.stage import FAULTS, TRACKED_FAULTS
+
+_COLUMNS = (
+    "fault",
+    "around",
+    "wrong",
+    "errors",
+    "uncached p50 / p99",
+    "before p50 / p99",
+    "during p50 / p99",
+    "recovers in",
+    "worst staleness: ttl group",
+    "event group",
+)
+_SHORT = ((SQLITE, "frozen"), (SQLITE, "black hole"), (TRACKED, "reset"))
+_BUDGET_MS = 5.0
+
+
+@click.command()
+@click.option("--short", is_flag=True, help="A few faults, once: it must run, no more.")
+@click.option("--repeats", default=3, show_default=True, help="How often each fault comes.")
+@click.option("--seconds", default=0.8, show_default=True, help="How long each lasts.")
+@click.option("--only", default="", help="Only faults whose name contains this.")
+@click.option(
+    "--out",
+    default=Path("out/faults"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where the table goes.",
+)
+def main(short: bool, repeats: int, seconds: float, only: str, out: Path) -> None:
+    """Let two processes read and write while faults of the server come and go."""
+    warnings.simplefilter("ignore")
+    console = Console()
+    found = machine()
+    began_s = time.monotonic()
+    cases = [*((SQLITE, name) for name in FAULTS), *((TRACKED, name) for name in TRACKED_FAULTS)]
+    if short:
+        cases, repeats = [case for case in cases if case in _SHORT], 1
+    cases = [case for case in cases if only in case[1]]
+    lines = []
+    nursery = Nursery()
+    with (
+        Progress(console=console, disable=not sys.stdout.isatty()) as progress,
+        TemporaryDirectory(prefix="hotplate-faults-") as folder,
+    ):
+        task = progress.add_task("", total=len(cases))
+        for number, (over, fault) in enumerate(cases):
+            progress.update(task, description=f"{fault}, {over}")
+            place = Path(folder) / str(number)
+            lines.append(measure(place, nursery, over, fault, repeats, seconds))
+            progress.advance(task)
+    nursery.close()
+    found["seconds"] = f"{time.monotonic() - began_s:.0f}"
+    rows = [_row(line) for line in lines]
+    table = Table(title="Faults of the server on which processes meet", title_justify="left")
+    for column in ("fault", *_COLUMNS[2:]):
+        table.add_column(column, overflow="fold")
+    for fault, over, *rest in rows:
+        table.add_row(f"{fault}\n{over}", *rest)
+    console.print(table)
+    write_results(out, [_COLUMNS, ("---",) * len(_COLUMNS), *rows], found, [*map(asdict, lines)])
+    for aim in _aims(lines):
+        console.print(aim)
+    console.print(f"written: {out / 'table.md'} and {out / 'results.json'}")
+    if any(line.wrong for line in lines):
+        raise SystemExit("wrong answers were served")
+
+
+def _row(line: Line) -> Sequence[str]:
+    return (
+        line.fault,
+        line.over,
+        f"{line.wrong} of {line.reads:,}",
+        f"{line.errors:,}",
+        *("{:.2f} / {:.1f} ms".format(*p) for p in (line.bare_ms, line.before_ms, line.during_ms)),
+        f"{line.recovery_s:.2f} s",
+        f"{line.aged_ms:.0f} ms",
+        f"{line.event_ms:.0f} ms",
+    )
+
+
+def _aims(lines: Sequence[Line]) -> Sequence[str]:
+    """What was aimed at, and whether it was reached."""
+    said = []
+    for line in lines:
+        if line.over == SQLITE and line.fault == "frozen":
+            more_ms = line.during_ms[1] - line.bare_ms[1]
+            said.append(_aim("frozen: p99 above the uncached store's", more_ms, _BUDGET_MS))
+            said.append(_aim("frozen: back to normal", line.recovery_s * 1e3, 1_000))
+        if line.over == SQLITE and line.fault == "black hole":
+            said.append(_aim("black hole: worst staleness, event group", line.event_ms, 400))
+            said.append(_aim("black hole: worst staleness, ttl group", line.aged_ms, 400))
+    return said
+
+
+def _aim(what: str, value_ms: float, at_most_ms: float) -> str:
+    mark = "met" if value_ms <= at_most_ms else "short"
+    return f"{what}: {value_ms:.1f} ms (aim: at most {at_most_ms:g} ms): {mark}"
+
+
+if __name__ == "__main__":
+    main()
