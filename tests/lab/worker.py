@@ -54,7 +54,7 @@ def _ignore_ttl(store: FeatureStore) -> None:
 def _forget_nothing(_: FeatureStore) -> None:
     """Neither writes nor invalidations reach the cache of this worker."""
     Domain.invalidate_entities = lambda *_: 0  # type: ignore[method-assign]
-    Domain.invalidate_views = lambda *_: None  # type: ignore[method-assign]
+    Domain.invalidate_views = lambda *_: 0  # type: ignore[method-assign]
 
 
 FAULTS: dict[str, Callable[[FeatureStore], None]] = {
