@@ -70,8 +70,9 @@ def main(
             lines += traces(data, trace_limit)
         progress.advance(task)
         if only in "fleet":
-            progress.update(task, description=(fleet.__doc__ or "").strip())
-            lines += fleet(rounds, 20_000 if trace_limit is None else 1_000)
+            progress.update(task, description=(fleet.__doc__ or "").strip().splitlines()[0])
+            is_short = trace_limit is not None
+            lines += fleet(rounds, 1_000 if is_short else 20_000, is_short=is_short)
         progress.advance(task)
         if only in "computed_on_miss":
             progress.update(task, description="computing features on a miss, on PostgreSQL")

@@ -37,15 +37,20 @@ _THREADS = 32
 _COLD_KEYS = 100
 
 
-def fleet(rounds: int, rows: int) -> list[Line]:
-    """Several processes: event coherence, the shared tier, one load for all."""
+def fleet(rounds: int, rows: int, *, is_short: bool = False) -> list[Line]:
+    """Several processes: event coherence, the shared tier, one load for all.
+
+    Args:
+        rounds: of each comparison.
+        rows: of a large write.
+        is_short: leave out what starts processes, which the tests do as well.
+    """
     with EmbeddedServer.start() as server, TemporaryDirectory(prefix="hotplate-fleet-") as folder:
         place = _Place(server, Path(folder))
         return [
             *_hits_under_a_lease(place, rounds),
             *_shared_hits(place, rounds),
-            *_seen_elsewhere(place),
-            *_one_load(place),
+            *([] if is_short else [*_seen_elsewhere(place), *_one_load(place)]),
             *_large_writes(place, rows),
         ]
 

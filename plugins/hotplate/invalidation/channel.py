@@ -1,4 +1,4 @@
-"""The event channel: what others change is forgotten here within a millisecond.
+"""The event channel: what others change is forgotten here within milliseconds.
 
 There are two connections to each primary. On the first, a subscription: to the server's own
 broadcast of changed keys (`CLIENT TRACKING ... BCAST`, which sees every writer, whether or not it
