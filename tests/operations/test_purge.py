@@ -334,6 +334,15 @@ def test_a_cluster_that_is_rearranged_is_walked_again(
     assert CursorFile(here.state, here.repo.project).load() is not None
 
 
+# what is started in the background of a script ignores Ctrl-C, and so would its children
+HEEDS_CTRL_C = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from hotplate.cli import main
+main()
+"""
+
+
 def test_ctrl_c_stops_it_and_says_how_to_go_on(here: Deployment) -> None:
     """At once, with what was removed; and it does go on."""
     here.fill()
@@ -341,7 +350,7 @@ def test_ctrl_c_stops_it_and_says_how_to_go_on(here: Deployment) -> None:
     state = str(here.state)
     line = ["purge", "v", "--max-misses", "30/s", "--state", state]
     with subprocess.Popen(
-        [sys.executable, "-m", "hotplate.cli", *line],
+        [sys.executable, "-c", HEEDS_CTRL_C, *line],
         cwd=here.repo.folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
