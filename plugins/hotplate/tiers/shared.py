@@ -44,6 +44,7 @@ from hotplate.clock import Clock
 from hotplate.contracts import Found, View
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.keys import EntityShape, Key, values_of
+from hotplate.servers import rights
 from hotplate.servers.breaker import Breaker
 from hotplate.servers.pool import Command, Pool
 from hotplate.servers.redis import RedisServer
@@ -81,6 +82,7 @@ _RELEASE: Final = (
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
     b"return redis.call('UNLINK', KEYS[1]) end return 0"  # the user's rights hold in scripts, too
 )
+_IN_SCRIPTS: Final = ("get", "set", "unlink")
 _log = logging.getLogger("hotplate.shared")
 
 
@@ -332,7 +334,7 @@ class SharedTier:
                 answer = replies[index]
                 if isinstance(answer, CommandRefused) and answer.code != "WRONGTYPE":
                     if "script" in str(answer):  # a server does not say what was refused in it
-                        raise ServerError(f"{answer} It needs +get +set +del.")
+                        raise ServerError(f"{answer} It needs {rights.shown(_IN_SCRIPTS)}.")
                     raise answer
         return replies
 
