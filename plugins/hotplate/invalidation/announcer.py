@@ -61,7 +61,6 @@ class Announcer:
         self._wire: Wire | None = None
         self._verb = "PUBLISH"
         self._retrying: threading.Thread | None = None
-        self._pid = os.getpid()
 
     @property
     def pending(self) -> int:

@@ -98,7 +98,6 @@ class Channel:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._session: _Session | None = None
-        self._pid = os.getpid()
 
     # -- life -----------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Pool:
                 wires[node].send(*[commands[index][1] for index in indexes])
             for node, indexes in by_node.items():
                 for index in indexes:
-                    replies[index] = _reply(wires[node])
+                    replies[index] = wires[node].read_or_refusal()
         except BaseException:
             for wire in wires.values():
                 wire.close()
@@ -191,13 +191,6 @@ class Pool:
 
 def _is_wrong_type(value: Any) -> bool:
     return isinstance(value, CommandRefused) and value.code == "WRONGTYPE"
-
-
-def _reply(wire: Wire) -> Any:
-    try:
-        return wire.read()
-    except CommandRefused as refusal:
-        return refusal
 
 
 def _is_moved(refusal: CommandRefused) -> bool:

@@ -288,7 +288,7 @@ class Wire:
             reader = getattr(connection._parser, "_reader", None)
             if reader is None or not hasattr(reader, "gets"):  # redis-py without hiredis
                 self.send(*commands)
-                return [self._read_or_refusal() for _ in commands]
+                return [self.read_or_refusal() for _ in commands]
             pack = connection._command_packer.pack
             sock = connection._sock
             sock.sendall(b"".join([part for command in commands for part in pack(*command)]))
@@ -313,7 +313,8 @@ class Wire:
             raise self._lost(error) from None
         return replies
 
-    def _read_or_refusal(self) -> Any:
+    def read_or_refusal(self) -> Any:
+        """The next reply; an error reply as a `CommandRefused`, not raised."""
         try:
             return self.read()
         except CommandRefused as refusal:

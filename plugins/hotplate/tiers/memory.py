@@ -143,19 +143,8 @@ class MemoryTier:
                     refused += 1
                 else:
                     self._put(key, row)
-                    if self._is_over():
-                        self._evict()
+                    self._evict()
         return refused
-
-    def _is_over(self) -> bool:
-        rows, absent = self._rows, self._absent
-        absent_count = len(absent.lru)
-        return (
-            len(rows.lru) + absent_count > self.bounds.max_entries
-            or rows.size + absent.size > self.bounds.max_bytes
-            or absent_count > self._absent_entries_max
-            or absent.size > self._absent_bytes_max
-        )
 
     def _put(self, key: Key, row: bytes) -> None:
         into, other = (self._absent, self._rows) if is_absent(row) else (self._rows, self._absent)
