@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+from hotplate.seldom import Seldom
 
 __all__ = ["Refresher"]
 
 _WAITING_MAX: Final = 256
-_LOG_EVERY_S: Final = 60.0
 _IDLE_S: Final = 5.0
 _log = logging.getLogger("hotplate.refresh")
 
@@ -38,7 +38,7 @@ class Refresher:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._queued: set[Any] = set()
-        self._logged_s = float("-inf")
+        self._seldom = Seldom()
 
     def submit(self, due: Mapping[Any, Any]) -> bool:
         """Queue keys for a reload; those already queued are left out.
@@ -89,9 +89,7 @@ class Refresher:
                 self._waiting.task_done()
 
     def _log_once_an_interval(self, error: Exception) -> None:
-        now_s = time.monotonic()
-        if now_s - self._logged_s > _LOG_EVERY_S:
-            self._logged_s = now_s
+        if self._seldom.is_time():
             _log.warning("a background refresh failed: %s", type(error).__name__)
 
     def drain(self) -> None:

@@ -11,15 +11,15 @@ the last seconds is said again to its successor.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from hotplate.errors import CommandRefused, ServerError
+from hotplate.forks import leave_behind, restart_in_children
 from hotplate.invalidation.messages import decode, encode
 from hotplate.servers.redis import Node, RedisServer, Wire
 
@@ -51,7 +51,7 @@ class Announcer:
         self._topic = topic.encode()
         self.sent = self.errors = self.heard_by = 0
         self._reset()
-        _announcers.add(self)
+        restart_in_children(self)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
@@ -188,7 +188,7 @@ class Announcer:
 
     def restart_after_fork(self) -> None:
         """What the parent has to say, the parent says."""
-        _left_behind.append(self._wire)
+        leave_behind(self._wire)
         self._reset()
 
 
@@ -199,16 +199,3 @@ def _retry(reference: weakref.ref[Announcer]) -> None:
         if announcer is None or announcer.retry():
             return
         del announcer
-
-
-_left_behind: Final[list[Any]] = []
-_announcers: Final[weakref.WeakSet[Announcer]] = weakref.WeakSet()
-
-
-def _restart_after_fork() -> None:
-    for announcer in list(_announcers):
-        announcer.restart_after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_restart_after_fork)

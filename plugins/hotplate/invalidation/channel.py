@@ -34,7 +34,9 @@ from typing import Any, Final, Protocol
 from hotplate.clock import Clock
 from hotplate.contracts import Lease
 from hotplate.errors import CommandRefused, ServerError
+from hotplate.forks import leave_behind, restart_in_children
 from hotplate.invalidation.messages import Change, decode
+from hotplate.seldom import Seldom
 from hotplate.servers import rights
 from hotplate.servers.redis import RedisServer, Topology, Wire
 
@@ -46,7 +48,6 @@ _SILENT_S: Final = 1.0
 _PAUSE_S: Final = 0.1
 _PAUSE_MAX_S: Final = 0.5
 _CHECK_S: Final = 0.5
-_LOG_EVERY_S: Final = 60.0
 _CHANGED_KEYS: Final = b"__redis__:invalidate"
 _log = logging.getLogger("hotplate.channel")
 
@@ -90,8 +91,8 @@ class Channel:
         self._reset()
         self.sessions = self.gaps = self.keys_heard = self.changes_heard = 0
         self.last_error: str | None = None
-        self._logged_s = float("-inf")
-        _channels.add(self)
+        self._seldom = Seldom()
+        restart_in_children(self)
 
     def _reset(self) -> None:
         self.lease.until_ns = -1
@@ -157,9 +158,7 @@ class Channel:
     def note(self, error: Exception) -> None:
         """Remember why there is no channel, and log it once a minute."""
         self.last_error = str(error)
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= _LOG_EVERY_S:
-            self._logged_s = now_s
+        if self._seldom.is_time():
             _log.warning(
                 "the event channel is down, event-coherent groups are read from the source: %s",
                 error,
@@ -248,7 +247,7 @@ class Channel:
 
     def restart_after_fork(self) -> None:
         """The listening thread is the parent's; the child starts its own when it first needs it."""
-        _left_behind.append(self._session)
+        leave_behind(self._session)
         self._reset()
 
     def __repr__(self) -> str:
@@ -458,17 +457,10 @@ def _listen(reference: Callable[[], Channel | None], term: int) -> None:
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 
 
-# Sessions of a parent process: closing them in a forked child would say goodbye in its name.
-_left_behind: Final[list[Any]] = []
-_channels: Final[weakref.WeakSet[Channel]] = weakref.WeakSet()
-
-
-def _restart_after_fork() -> None:
+def _be_another_process() -> None:
     global ORIGIN
     ORIGIN = uuid.uuid4().hex
-    for channel in list(_channels):
-        channel.restart_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_restart_after_fork)
+    os.register_at_fork(after_in_child=_be_another_process)

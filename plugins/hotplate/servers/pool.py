@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ServerError
+from hotplate.forks import leave_behind
 from hotplate.servers.redis import Node, RedisServer, Topology, Wire
 
 __all__ = ["Command", "Pool"]
@@ -185,7 +186,7 @@ class Pool:
 
     def _notice_fork(self) -> None:
         if self._pid != os.getpid():
-            _left_behind.append(self._idle)
+            leave_behind(self._idle)
             self._reset()
 
 
@@ -195,7 +196,3 @@ def _is_wrong_type(value: Any) -> bool:
 
 def _is_moved(refusal: CommandRefused) -> bool:
     return refusal.code in ("MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN")
-
-
-# Wires of a parent process: closing them in a forked child would say goodbye in its name.
-_left_behind: Final[list[Any]] = []

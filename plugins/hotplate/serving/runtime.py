@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from feast import RepoConfig
 from feast.infra.online_stores.helpers import compute_versioned_name
@@ -22,6 +22,7 @@ from hotplate.errors import ConfigError
 from hotplate.invalidation.local import Domain, domain_of
 from hotplate.keys import EntityShape, ViewIdentity, shape_and_values
 from hotplate.policy import PolicyLayers
+from hotplate.seldom import Seldom
 from hotplate.servers.redis import RedisServer
 from hotplate.serving.coherence import Coherence, server_of
 from hotplate.serving.loaders import Loaders
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime"]
 
-_FAULT_LOG_EVERY_S: Final = 60.0
 _log = logging.getLogger("hotplate")
 
 
@@ -97,7 +97,7 @@ class Runtime:
         self.cache_faults = 0
         self._answers_whole: bool | None = None
         self._reads_async: bool | None = None
-        self._fault_logged_s = float("-inf")
+        self._seldom = Seldom()
 
     @property
     def answers_whole(self) -> bool:
@@ -322,9 +322,7 @@ class Runtime:
     def note_fault(self, error: Exception) -> None:
         """Count a fault of the cache itself, and log it once a minute."""
         self.cache_faults += 1
-        now_s = self.clock.now_ns() / 1e9
-        if now_s - self._fault_logged_s >= _FAULT_LOG_EVERY_S:
-            self._fault_logged_s = now_s
+        if self._seldom.is_time(self.clock.now_ns() / 1e9):
             # the error's text may hold an entity's id or a driver's settings
             name = type(error).__name__
             _log.error("the cache failed and the source answers instead: %s", name)

@@ -17,11 +17,9 @@ from feast.infra.online_stores.helpers import get_online_store_from_config
 from feast.infra.online_stores.online_store import OnlineStore
 from feast.infra.online_stores.sqlite import SqliteOnlineStore
 
-__all__ = ["WrappedStore"]
+from hotplate.forks import leave_behind
 
-# Stores of a parent process. Letting them be collected in a forked child would close the parent's
-# connections on the server's side (psycopg says goodbye over the shared socket).
-_left_behind: Final[list[Any]] = []
+__all__ = ["WrappedStore"]
 
 _FREE: Final = contextlib.nullcontext()
 
@@ -102,7 +100,7 @@ class WrappedStore:
     def _notice_fork(self) -> None:
         if self._pid == os.getpid():
             return
-        _left_behind.extend([self._store, self._by_loop])
+        leave_behind(self._store, self._by_loop)
         self._store = None
         self._by_loop = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()

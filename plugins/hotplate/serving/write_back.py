@@ -8,7 +8,6 @@ was loaded stays in memory.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 from hotplate.codec import PREFIX_BYTES, is_absent
 from hotplate.contracts import LoadRequest
 from hotplate.keys import entity_key, values_of
+from hotplate.seldom import Seldom
 from hotplate.serving.wrapped import WrappedStore
 from hotplate.sources.workers import Workers
 from hotplate.stats import LoaderCounters
@@ -23,7 +23,6 @@ from hotplate.stats import LoaderCounters
 __all__ = ["WriteBack"]
 
 _WAITING_MAX: Final = 256
-_LOG_EVERY_S: Final = 60.0
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _log = logging.getLogger("hotplate.write_back")
 
@@ -38,7 +37,7 @@ class WriteBack:
     def __init__(self, wrapped: WrappedStore) -> None:
         self._wrapped = wrapped
         self._worker = Workers(1, "hotplate-write-back")
-        self._logged_s = float("-inf")
+        self._seldom = Seldom()
 
     def submit(self, request: LoadRequest, rows: Sequence[bytes], counters: LoaderCounters) -> None:
         """Write loaded rows in the background; dropped where too many are waiting."""
@@ -75,9 +74,7 @@ class WriteBack:
             counters.written_back += len(data)
 
     def _log_once_an_interval(self, request: LoadRequest, error: Exception) -> None:
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= _LOG_EVERY_S:
-            self._logged_s = now_s
+        if self._seldom.is_time():
             _log.error(
                 "loaded rows of feature view %s were not written into the online store: %s",
                 request.view.identity.view,

@@ -29,6 +29,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from hotplate.errors import LoaderError, LoaderTimeoutError
+from hotplate.forks import leave_behind
 from hotplate.loaders import LoaderSettings
 from hotplate.sources.loaded import Columns
 
@@ -40,9 +41,6 @@ _PROGRESS_EVERY: Final = 1_000  # SQLite's instructions between two looks at the
 _CANCELED: Final = "57014"
 _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 _LIBPQ: Final = frozenset({"psycopg", "psycopg2"})
-
-# Engines of a parent process: collecting them in a forked child would close its connections.
-_left_behind: Final[list[Engine]] = []
 
 
 class SqlQuery:
@@ -141,7 +139,7 @@ class SqlQuery:
         pid = os.getpid()
         engine = self._engines.get(pid)
         if engine is None:
-            _left_behind.extend(self._engines.values())
+            leave_behind(*self._engines.values())
             # one step for all threads, without a lock that a forked child could find held;
             # an engine that comes second was never connected
             made = self._make_engine(view)

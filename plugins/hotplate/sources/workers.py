@@ -13,16 +13,16 @@ import contextvars
 import os
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
+
+from hotplate.forks import leave_behind, restart_in_children
 
 __all__ = ["Workers", "run_on_loop"]
 
 _IDLE_S: Final = 5.0
 _T = TypeVar("_T")
-_everyone: Final[weakref.WeakSet[Workers]] = weakref.WeakSet()
 
 
 class Workers:
@@ -37,7 +37,7 @@ class Workers:
         self._limit = limit
         self._name = name
         self.restart_after_fork()
-        _everyone.add(self)
+        restart_in_children(self)
 
     def restart_after_fork(self) -> None:
         """Start clean in a forked child: the parent's threads are not here."""
@@ -146,15 +146,10 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
 def _restart_after_fork() -> None:
     global _loop, _loop_lock
     if _loop is not None:
-        _left_behind.append(_loop)
+        leave_behind(_loop)  # closing it would take its descriptors off the parent's epoll set
     _loop = None
     _loop_lock = threading.Lock()
-    for workers in list(_everyone):
-        workers.restart_after_fork()
 
-
-# closing the parent's loop in a child would take its descriptors off the parent's epoll set
-_left_behind: Final[list[asyncio.AbstractEventLoop]] = []
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_restart_after_fork)

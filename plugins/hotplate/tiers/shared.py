@@ -34,7 +34,6 @@ import logging
 import os
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from hotplate.clock import Clock
 from hotplate.contracts import Found, View
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.keys import EntityShape, Key, values_of
+from hotplate.seldom import Seldom
 from hotplate.servers import rights
 from hotplate.servers.breaker import Breaker
 from hotplate.servers.pool import Command, Pool
@@ -70,7 +70,6 @@ _STAMP_BYTES: Final = 8
 _LONGEST_MS: Final = 24 * 3_600_000
 _BATCH: Final = 500
 _OWED_MAX: Final = 50_000
-_LOG_EVERY_S: Final = 60.0
 _BUSY: Final = Found(is_busy=True)
 _FULL: Final = ("OOM", "MISCONF")
 # Replaces the value of a key only where it still is what the caller saw.
@@ -126,7 +125,7 @@ class SharedTier:
         self._start_clean()
         self.rejected = self.too_large = self.refused = self.errors = 0
         self._lease_ms = max(1, int(bounds.lease_s * 1000))
-        self._logged_s: dict[str, float] = {}
+        self._seldom: dict[str, Seldom] = {}
 
     def _start_clean(self) -> None:
         self._owed_keys: set[bytes] = set()
@@ -461,9 +460,7 @@ class SharedTier:
         self._breaker.failed(ServerError("the primary may have been replaced"))
 
     def _say(self, what: str, message: str, detail: object) -> None:
-        now_s = time.monotonic()
-        if now_s - self._logged_s.get(what, float("-inf")) >= _LOG_EVERY_S:
-            self._logged_s[what] = now_s
+        if self._seldom.setdefault(what, Seldom()).is_time():
             _log.warning(message, detail)
 
     def stats(self) -> SharedStats:
