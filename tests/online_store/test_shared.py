@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -624,3 +625,24 @@ def test_a_child_forked_during_a_fault_recovers(fleet: Fleet, server: EmbeddedSe
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_cache_that_is_collected_closes_its_connections(fleet: Fleet) -> None:
+    """By itself: were it left to the sockets, they would go first, with a warning."""
+    store = fleet.join()
+    read(store)
+    hotplate.of(store).invalidate("v", {"user_id": 1})
+    runtime = hotplate.of(store).runtime
+    parts, shared = runtime.coherence.parts(), runtime.shared()
+    assert parts is not None
+    assert shared is not None
+    wires = [*parts[1]._wires, *(wire for some in shared._pool._idle.values() for wire in some)]
+    assert len(wires) >= 2
+    assert all(wire._is_open for wire in wires)
+    del runtime, parts, shared, store
+    local._domains.clear()
+    deadline = time.monotonic() + 20
+    while any(wire._is_open for wire in wires):
+        assert time.monotonic() < deadline, "it was collected, its connections are open"
+        gc.collect()
+        time.sleep(0.01)

@@ -21,7 +21,7 @@ from typing import Final
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.forks import leave_behind, restart_in_children
 from hotplate.invalidation.messages import decode, encode
-from hotplate.servers.redis import Node, RedisServer, Wire
+from hotplate.servers.redis import Node, RedisServer, Wire, close_with
 
 __all__ = ["Announcer"]
 
@@ -58,7 +58,8 @@ class Announcer:
         self._queue: list[bytes] = []
         self._said: deque[tuple[float, bytes]] = deque(maxlen=_QUEUE_MAX)
         self._node: Node | None = None
-        self._wire: Wire | None = None
+        self._wires: list[Wire] = []  # one, or none yet
+        close_with(self, [self._wires])
         self._verb = "PUBLISH"
         self._retrying: threading.Thread | None = None
 
@@ -98,15 +99,15 @@ class Announcer:
             self._retry_later(error)
 
     def _connected(self) -> Wire:
-        if self._wire is None:
+        if not self._wires:
             topology = self._server.topology(_TIMEOUT_S)
             self._verb = "SPUBLISH" if topology.slots else "PUBLISH"
             node = topology.node_of(self._topic)
-            self._wire = self._server.wire(node, _TIMEOUT_S)
+            self._wires.append(self._server.wire(node, _TIMEOUT_S))
             if self._node not in (None, node):
                 self._say_again()
             self._node = node
-        return self._wire
+        return self._wires[0]
 
     def _say_again(self) -> None:
         """Queue what was said of late; what was deleted in the shared tier may be there again."""
@@ -139,9 +140,8 @@ class Announcer:
                 self._flush()
 
     def _disconnect(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
+        while self._wires:
+            self._wires.pop().close()
 
     def _retry_later(self, error: ServerError) -> None:
         if self._retrying is not None:
@@ -188,7 +188,8 @@ class Announcer:
 
     def restart_after_fork(self) -> None:
         """What the parent has to say, the parent says."""
-        leave_behind(self._wire)
+        leave_behind(*self._wires)
+        self._wires.clear()
         self._reset()
 
 

@@ -285,9 +285,11 @@ class _Session:
         is_cluster = bool(self._topology.slots)
         home = self._topology.node_of(self._topic)
         for node in self._topology.nodes:
-            ear = _Ear(self._server.wire(node), self._server.wire(node))
-            self._ears.append(ear)
-            ear.listen(self._topic if node == home else None, self._prefixes, is_cluster=is_cluster)
+            ear = _Ear(self._server.wire(node))
+            self._ears.append(ear)  # from here on `close` closes what is open
+            talker = self._server.wire(node)
+            topic = self._topic if node == home else None
+            ear.listen(talker, topic, self._prefixes, is_cluster=is_cluster)
 
     def run(self, clock: Clock) -> None:
         """Listen until something ends the session."""
@@ -357,9 +359,9 @@ class _Ear:
         until_ns: until when everything changed on this primary is known to have been heard.
     """
 
-    def __init__(self, listener: Wire, talker: Wire) -> None:
+    def __init__(self, listener: Wire) -> None:
         self._listener = listener
-        self._talker = talker
+        self._talker = listener  # until it has one of its own
         self._replies = 0
         self._epoch: bytes | None = None
         self._is_cluster = False
@@ -367,9 +369,12 @@ class _Ear:
         self.until_ns = -1
         self.name = f"hotplate:probe:{uuid.uuid4().hex}".encode()
 
-    def listen(self, topic: bytes | None, prefixes: Sequence[bytes], *, is_cluster: bool) -> None:
+    def listen(
+        self, talker: Wire, topic: bytes | None, prefixes: Sequence[bytes], *, is_cluster: bool
+    ) -> None:
         """Subscribe and have changed keys sent here."""
-        listener, talker = self._listener, self._talker
+        listener = self._listener
+        self._talker = talker
         self._is_cluster = is_cluster
         try:
             me = listener.ask("CLIENT", "ID")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.forks import leave_behind
-from hotplate.servers.redis import Node, RedisServer, Topology, Wire
+from hotplate.servers.redis import Node, RedisServer, Topology, Wire, close_with
 
 __all__ = ["Command", "Pool"]
 
@@ -36,6 +36,7 @@ class Pool:
 
     def _reset(self) -> None:
         self._idle: dict[Node, list[Wire]] = {}
+        close_with(self, self._idle.values())
         self._topology: Topology | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -178,15 +179,16 @@ class Pool:
     def drop(self) -> None:
         """Close what is idle and ask anew who the primaries are."""
         with self._lock:
-            idle, self._idle = self._idle, {}
+            idle = [wire for wires in self._idle.values() for wire in wires]
+            self._idle.clear()
             self._topology = None
-        for wires in idle.values():
-            for wire in wires:
-                wire.close()
+        for wire in idle:
+            wire.close()
 
     def _notice_fork(self) -> None:
         if self._pid != os.getpid():
-            leave_behind(self._idle)
+            leave_behind(*self._idle.values())
+            self._idle.clear()
             self._reset()
 
 

@@ -11,13 +11,14 @@ when a connection was lost, because what was lost with it decides what may still
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ServerError
 
-__all__ = ["KINDS", "Node", "RedisServer", "Topology", "Wire"]
+__all__ = ["KINDS", "Node", "RedisServer", "Topology", "Wire", "close_with"]
 
 KINDS: Final = ("redis", "redis_cluster", "redis_sentinel")
 _CONNECT_TIMEOUT_S: Final = 0.5
@@ -138,10 +139,13 @@ class RedisServer:
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
         )
+        connection: Any = None
         try:
-            connection: Any = Redis(**options).connection_pool.make_connection()
+            connection = Redis(**options).connection_pool.make_connection()
             connection.connect()
         except (RedisError, OSError, TypeError) as error:
+            if connection is not None:
+                connection.disconnect()
             raise ServerError(f"{node}: {error}") from None
         return Wire(node, connection)
 
@@ -203,6 +207,22 @@ class RedisServer:
         except (RedisError, OSError) as error:
             raise ServerError(f"sentinels: {error}") from None
         return Topology((Node(str(host), int(port)),))
+
+
+def close_with(owner: object, wires: Iterable[list[Wire]]) -> None:
+    """Close wires when their owner is collected, before their sockets are.
+
+    Args:
+        owner: who has them.
+        wires: where they are then; must not refer to the owner.
+    """
+    weakref.finalize(owner, _close_all, wires).atexit = False
+
+
+def _close_all(wires: Iterable[list[Wire]]) -> None:
+    for some in list(wires):
+        while some:
+            some.pop().close()
 
 
 # redis-py makes classes of its own of some answers and drops their first word
