@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": PURE | {"core", "tiers", "invalidation"},
     "sources": PURE | {"sources"},
     "serving": PURE | {"core", "tiers", "invalidation", "servers", "sources", "serving"},
+    "windows": PURE | {"windows"},
     "ingestion": PURE,
     "provider": PURE | {"ingestion"},
     "embedded": PURE,

@@ -1,0 +1,1 @@
+"""Time windows over event logs: the engine alone, without a server and without Feast."""

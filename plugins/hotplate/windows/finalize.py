@@ -1,0 +1,228 @@
+"""From exact partial results to output values: the one place where floats are made.
+
+Everything before this is integers, so the order in which events were added up, tiles, and whether
+a value was computed online or offline cannot show. Each output is a fixed sequence of IEEE 754
+operations, each correctly rounded, hence the same bits everywhere. With n non-null values of a
+column of `scale` decimals in the window, their sum S and sum of squares Q in scaled integers, and
+`f` the rounding to the nearest float64 (ties to even):
+
+    count           n, or the number of events
+    sum             f(S) / 10**scale
+    mean            f(S) / (n * 10**scale)
+    min max last first    value / 10**scale
+    std             sqrt(f(n*Q - S*S) / (n * (n - 1))) / 10**scale   of the sample; null below n = 2
+    approx_count_distinct    a whole number, see `hyperloglog`
+    ratio           the value over the first window / the value over the second
+
+An empty window gives count 0, sum 0 and null for all else. Null is NaN. All outputs travel in one
+float64 matrix: magnitudes of values are limited to 2**53, so it holds even the whole numbers
+exactly; `WindowSpec.output_types` says which columns to turn into int64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from hotplate.windows.exact import Floats, Integers, as_limbs, spread_numerator, to_float
+from hotplate.windows.hyperloglog import estimate
+from hotplate.windows.spec import Aggregate, Window, WindowSpec
+
+__all__ = ["Finalizer", "Partials"]
+
+_SMALL: Final = 2.0**62
+
+
+@dataclass(frozen=True)
+class Partials:
+    """What is known of the events in each window, in exact integers.
+
+    Shapes end in (W, C): the windows of `Finalizer.windows`, and columns in the order of
+    `EventSpec.columns`; N and D count the numeric and the distinct ones among them. What comes
+    before is up to the caller: entities, rows, or nothing. A field that `Finalizer.needs` does not
+    name may be None.
+
+    Attributes:
+        events: events in the window, int64 (..., W).
+        n: non-null values, int64 (..., W, C).
+        s: sums of scaled values, int64 (..., W, N), or limbs (..., W, N, 3) as in `exact`.
+        q: sums of their squares, likewise; limbs if and only if `s` is.
+        minimum, maximum, last, first: scaled values, int64 (..., W, N); anything where n is 0.
+        powers: sum of 2**-register over the registers of HyperLogLog, float64 (..., W, D).
+        zeros: how many of them are 0, int64 (..., W, D).
+        is_small: True where the caller knows that `n * q` is below 2**62 everywhere, which saves
+            finding out; only looked at where `s` and `q` are int64.
+    """
+
+    events: Integers
+    n: Integers | None = None
+    s: Integers | None = None
+    q: Integers | None = None
+    minimum: Integers | None = None
+    maximum: Integers | None = None
+    last: Integers | None = None
+    first: Integers | None = None
+    powers: Floats | None = None
+    zeros: Integers | None = None
+    is_small: bool = False
+
+
+_NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "count": ("n",),
+    "sum": ("s",),
+    "mean": ("n", "s"),
+    "min": ("n", "minimum"),
+    "max": ("n", "maximum"),
+    "std": ("n", "s", "q"),
+    "last": ("n", "last"),
+    "first": ("n", "first"),
+    "approx_count_distinct": ("n", "powers", "zeros"),
+}
+
+
+class Finalizer:
+    """Turns partial results into the outputs of one spec; made once, then called for every read.
+
+    Attributes:
+        windows: the distinct windows, in the order of the W axis of `Partials`.
+        needs: the fields of `Partials` that must be given.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.spec = spec
+        self.windows: tuple[Window, ...] = spec.windows
+        functions = {one.function for one in spec.aggregates if one.column}
+        self.needs = frozenset({"events"}.union(*(_NEEDS[name] for name in functions)))
+        numeric = [column.name for column in spec.event.numeric]
+        names = [column.name for column in spec.event.columns]
+        self._numeric = {name: index for index, name in enumerate(numeric)}
+        self._distinct = {column.name: i for i, column in enumerate(spec.event.distinct)}
+        self._columns = {name: index for index, name in enumerate(names)}
+        self._numeric_in_all = _as_slice([names.index(name) for name in numeric])
+        self._distinct_in_all = _as_slice([names.index(name) for name in self._distinct])
+        self._units = np.array([10.0**column.scale for column in spec.event.numeric])
+        self._functions = [name for name in _NEEDS if name in functions]
+        self._has_events = any(not one.column for one in spec.aggregates)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Where each function's results for all windows and columns lie in one flat row."""
+        windows, at = len(self.windows), 0
+        self._places: dict[str, tuple[int, int]] = {}
+        for name in [*self._functions, *(["events"] if self._has_events else [])]:
+            if name == "events":
+                width = windows
+            elif name == "count":
+                width = windows * len(self._columns)
+            elif name == "approx_count_distinct":
+                width = windows * len(self._distinct)
+            else:
+                width = windows * len(self._numeric)
+            self._places[name] = (at, at + width)
+            at += width
+        self._width = at
+        aggregates = self.spec.aggregates
+        self._gather = np.array([self._place(one, one.window) for one in aggregates])
+        ratios = [(i, one, one.over) for i, one in enumerate(aggregates) if one.over is not None]
+        self._ratios = np.array([i for i, _, _ in ratios], dtype=np.intp)
+        self._divisors = np.array(
+            [self._place(one, over) for _, one, over in ratios], dtype=np.intp
+        )
+
+    def _place(self, one: Aggregate, window: Window) -> int:
+        index = self.windows.index(window)
+        if not one.column:
+            return self._places["events"][0] + index
+        if one.function == "count":
+            columns = self._columns
+        elif one.function == "approx_count_distinct":
+            columns = self._distinct
+        else:
+            columns = self._numeric
+        return self._places[one.function][0] + index * len(columns) + columns[one.column]
+
+    def __call__(self, partials: Partials) -> Floats:
+        """Outputs float64 (..., K), in the order of the spec's aggregates; null is NaN."""
+        lead = partials.events.shape[:-1]
+        flat = np.empty((*lead, self._width))
+        counts = units = None
+        if self._numeric and partials.n is not None:
+            counts = partials.n[..., self._numeric_in_all]
+            units = np.where(counts, self._units, np.nan)  # null where there is no value
+        for name in self._functions:
+            begin, end = self._places[name]
+            out = flat[..., begin:end]
+            values = self._values(name, partials, counts, units)
+            out[...] = values.reshape(out.shape)
+        if self._has_events:
+            begin, end = self._places["events"]
+            flat[..., begin:end] = partials.events
+        taken = flat.take(self._gather, axis=-1)
+        if self._ratios.size:
+            divisors = flat.take(self._divisors, axis=-1)
+            divisors[divisors == 0] = np.nan
+            taken[..., self._ratios] /= divisors
+        return taken
+
+    def _values(
+        self, name: str, partials: Partials, counts: Integers | None, units: Floats | None
+    ) -> Floats | Integers:
+        if name == "count":
+            return _given(partials.n)
+        if name == "approx_count_distinct":
+            n = _given(partials.n)[..., self._distinct_in_all]
+            assert partials.powers is not None
+            found = estimate(partials.powers, _given(partials.zeros))
+            return np.where(n, found, np.nan)
+        value: Floats
+        if name == "sum":
+            value = _sums(partials) / self._units
+            return value
+        assert counts is not None
+        assert units is not None
+        if name == "mean":
+            value = _sums(partials) / (counts * units)
+            return value
+        if name == "std":
+            pairs = counts * (counts - 1)
+            pairs_or_null = np.where(pairs, pairs, np.nan)
+            value = np.sqrt(_numerators(partials, counts) / pairs_or_null) / self._units
+            return value
+        field = {"min": "minimum", "max": "maximum"}.get(name, name)
+        value = _given(getattr(partials, field)) / units
+        return value
+
+
+def _as_slice(indices: list[int]) -> slice | list[int]:
+    """A slice where one says the same: numpy takes it without copying."""
+    if indices and indices == list(range(indices[0], indices[0] + len(indices))):
+        return slice(indices[0], indices[-1] + 1)
+    return indices
+
+
+def _given(array: Integers | None) -> Integers:
+    if array is None:
+        raise TypeError("a field of Partials that Finalizer.needs names is None")
+    return array
+
+
+def _sums(partials: Partials) -> Integers | Floats:
+    """Sums, as what divides like the float64 nearest to them."""
+    s = _given(partials.s)
+    return s if s.ndim == partials.events.ndim + 1 else to_float(s)
+
+
+def _numerators(partials: Partials, counts: Integers) -> Integers | Floats:
+    s, q = _given(partials.s), _given(partials.q)
+    if s.ndim > partials.events.ndim + 1:
+        return spread_numerator(counts, s, q)
+    if partials.is_small or _is_small(counts, q):
+        numerators: Integers = counts * q - s * s
+        return numerators
+    return spread_numerator(counts, as_limbs(s), as_limbs(q))
+
+
+def _is_small(counts: Integers, q: Integers) -> bool:
+    return not q.size or float(counts.max()) * float(q.max()) < _SMALL
