@@ -21,6 +21,7 @@ exactly; `WindowSpec.output_types` says which columns to turn into int64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +29,7 @@ import numpy as np
 
 from hotplate.windows.exact import Floats, Integers, as_limbs, spread_numerator, to_float
 from hotplate.windows.hyperloglog import estimate
-from hotplate.windows.spec import Aggregate, Window, WindowSpec
+from hotplate.windows.spec import Aggregate, Column, Window, WindowSpec
 
 __all__ = ["Finalizer", "Partials"]
 
@@ -39,8 +40,8 @@ _SMALL: Final = 2.0**62
 class Partials:
     """What is known of the events in each window, in exact integers.
 
-    Shapes end in (W, C): the windows of `Finalizer.windows`, and columns in the order of
-    `EventSpec.columns`; N and D count the numeric and the distinct ones among them. What comes
+    Shapes end in (W, C): the windows of `Finalizer.windows` and the columns of
+    `Finalizer.columns`; N and D count the numeric and the distinct ones among them. What comes
     before is up to the caller: entities, rows, or nothing. A field that `Finalizer.needs` does not
     name may be None.
 
@@ -85,24 +86,32 @@ _NEEDS: Final[dict[str, tuple[str, ...]]] = {
 class Finalizer:
     """Turns partial results into the outputs of one spec; made once, then called for every read.
 
+    Args:
+        spec: the outputs.
+        windows: `spec.windows` in another order, that of the W axis of what will be given.
+
     Attributes:
         windows: the distinct windows, in the order of the W axis of `Partials`.
+        columns: the columns that some output uses, in the order of `EventSpec.columns`.
+        numeric, distinct: those of them that can be added, and that cannot.
         needs: the fields of `Partials` that must be given.
     """
 
-    def __init__(self, spec: WindowSpec) -> None:
+    def __init__(self, spec: WindowSpec, windows: Sequence[Window] | None = None) -> None:
         self.spec = spec
-        self.windows: tuple[Window, ...] = spec.windows
+        self.windows: tuple[Window, ...] = spec.windows if windows is None else tuple(windows)
         functions = {one.function for one in spec.aggregates if one.column}
         self.needs = frozenset({"events"}.union(*(_NEEDS[name] for name in functions)))
-        numeric = [column.name for column in spec.event.numeric]
-        names = [column.name for column in spec.event.columns]
-        self._numeric = {name: index for index, name in enumerate(numeric)}
-        self._distinct = {column.name: i for i, column in enumerate(spec.event.distinct)}
-        self._columns = {name: index for index, name in enumerate(names)}
-        self._numeric_in_all = _as_slice([names.index(name) for name in numeric])
-        self._distinct_in_all = _as_slice([names.index(name) for name in self._distinct])
-        self._units = np.array([10.0**column.scale for column in spec.event.numeric])
+        used = {one.column for one in spec.aggregates}
+        self.columns = tuple(column for column in spec.event.columns if column.name in used)
+        self.numeric = tuple(column for column in self.columns if column.is_numeric)
+        self.distinct = tuple(column for column in self.columns if not column.is_numeric)
+        self._column_at = _places(self.columns)
+        self._numeric_at = _places(self.numeric)
+        self._distinct_at = _places(self.distinct)
+        self._numeric_in_all = _as_slice([self._column_at[one.name] for one in self.numeric])
+        self._distinct_in_all = _as_slice([self._column_at[one.name] for one in self.distinct])
+        self._units = np.array([10.0**column.scale for column in self.numeric])
         self._functions = [name for name in _NEEDS if name in functions]
         self._has_events = any(not one.column for one in spec.aggregates)
         self._lay_out()
@@ -115,11 +124,11 @@ class Finalizer:
             if name == "events":
                 width = windows
             elif name == "count":
-                width = windows * len(self._columns)
+                width = windows * len(self._column_at)
             elif name == "approx_count_distinct":
-                width = windows * len(self._distinct)
+                width = windows * len(self._distinct_at)
             else:
-                width = windows * len(self._numeric)
+                width = windows * len(self._numeric_at)
             self._places[name] = (at, at + width)
             at += width
         self._width = at
@@ -136,11 +145,11 @@ class Finalizer:
         if not one.column:
             return self._places["events"][0] + index
         if one.function == "count":
-            columns = self._columns
+            columns = self._column_at
         elif one.function == "approx_count_distinct":
-            columns = self._distinct
+            columns = self._distinct_at
         else:
-            columns = self._numeric
+            columns = self._numeric_at
         return self._places[one.function][0] + index * len(columns) + columns[one.column]
 
     def __call__(self, partials: Partials) -> Floats:
@@ -148,7 +157,7 @@ class Finalizer:
         lead = partials.events.shape[:-1]
         flat = np.empty((*lead, self._width))
         counts = units = None
-        if self._numeric and partials.n is not None:
+        if self.numeric and partials.n is not None:
             counts = partials.n[..., self._numeric_in_all]
             units = np.where(counts, self._units, np.nan)  # null where there is no value
         for name in self._functions:
@@ -193,6 +202,10 @@ class Finalizer:
         field = {"min": "minimum", "max": "maximum"}.get(name, name)
         value = _given(getattr(partials, field)) / units
         return value
+
+
+def _places(columns: Sequence[Column]) -> dict[str, int]:
+    return {column.name: index for index, column in enumerate(columns)}
 
 
 def _as_slice(indices: list[int]) -> slice | list[int]:

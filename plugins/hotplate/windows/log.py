@@ -1,4 +1,4 @@
-"""The log of one entity: one string of bytes, made by appending records and rewritten by compaction.
+"""The log of one entity: a string of bytes to which records are appended, now and then rewritten.
 
     bare log        record*
     compacted log   header, tiles, sparse registers, record*
@@ -46,8 +46,9 @@ def tile_type(plan: LogPlan) -> np.dtype[Any]:
     """The layout of a tile.
 
     `start` and `span` in ms; `events` in it; per column `n` non-null values; per numeric column
-    the sum `s`, the sum of squares `q` (high and low 64 bits), `minimum`, `maximum`, and `first` and
-    `last` with `*_id` and `*_at`, in ms from the start; per distinct column how many `registers`.
+    the sum `s`, the sum of squares `q` (high and low 64 bits), `minimum`, `maximum`, and `first`
+    and `last` with `*_id` and `*_at`, in ms from the start; per distinct column how many
+    `registers`.
     """
     columns, numeric = len(plan.event.columns), len(plan.event.numeric)
     distinct = len(plan.event.distinct)

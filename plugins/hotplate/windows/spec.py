@@ -37,6 +37,8 @@ DAY_MS: Final = 24 * HOUR_MS
 MAX_VALUE: Final = 1 << 53
 """Largest magnitude of a scaled value: up to here float64 holds every integer exactly."""
 MAX_SPAN_MS: Final = 3_660 * DAY_MS
+MAX_HOP_MS: Final = 24 * DAY_MS
+"""So that places inside a tile fit 32 bits."""
 MAX_LATENESS_MS: Final = 366 * DAY_MS
 _MAX_SCALE: Final = 12
 _VERSION: Final = 1
@@ -253,7 +255,7 @@ class Window:
     def __post_init__(self) -> None:
         where = f"window of {self.span_ms!r} ms"
         _whole(where, "span_ms", self.span_ms, 1, MAX_SPAN_MS)
-        _whole(where, "hop_ms", self.hop_ms, 1, self.span_ms)
+        _whole(where, "hop_ms", self.hop_ms, 1, min(self.span_ms, MAX_HOP_MS))
         _whole(where, "delay_ms", self.delay_ms, 0, MAX_SPAN_MS)
 
     @property
