@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import numpy as np
 
 from hotplate.windows.exact import Integers
 from hotplate.windows.spec import Window
+
+_Moments = TypeVar("_Moments", int, Integers)
 
 __all__ = ["NEVER", "Chain", "chains_of"]
 
@@ -33,12 +36,16 @@ class Chain:
         self._steps = self._hops + self._reaches
         self._is_exact = bool((self._hops == 1).all())
 
+    def edges_at(self, t: int) -> list[int]:
+        """The starts, and the end last."""
+        edges = [(t - reach) // hop * hop for reach, hop in self._terms]
+        edges.append(self.windows[0].end(t) if self._delay else t)
+        return edges
+
     def edges(self, t: Integers) -> Integers:
         """int64 (m) -> (m, w + 1): the starts, and the end last."""
         if len(t) == 1:  # plain integers are faster than numpy for a few numbers
-            moment = int(t[0])
-            row = [(moment - reach) // hop * hop for reach, hop in self._terms]
-            return np.array([[*row, self.windows[0].end(moment)]])
+            return np.array([self.edges_at(int(t[0]))])
         out = np.empty((len(t), len(self.windows) + 1), np.int64)
         starts = t[:, None] - self._reaches
         out[:, :-1] = starts if self._is_exact else starts // self._hops * self._hops
@@ -51,12 +58,24 @@ class Chain:
         moments: Integers = ts // self._hops * self._hops + self._steps
         return moments
 
-    def first_leaves_at(self, ts: list[int]) -> int:
-        """The first moment at which one of the windows loses its event: `ts` as (w)."""
-        pairs = zip(ts, self._terms, strict=True)
-        return min(one // hop * hop + hop + reach for one, (reach, hop) in pairs)
+    def first_leaves_at(self, ts: list[int], begin: list[int], end: int) -> int:
+        """The first moment at which a window loses an event; `NEVER` if all are empty.
 
-    def enters_at(self, ts: Integers) -> Integers:
+        Args:
+            ts: of the oldest event of each window.
+            begin: its place, which is `end` or more where the window is empty.
+            end: the place after the last event inside.
+        """
+        return min(
+            (
+                one // hop * hop + hop + reach
+                for one, place, (reach, hop) in zip(ts, begin, self._terms, strict=True)
+                if place < end
+            ),
+            default=NEVER,
+        )
+
+    def enters_at(self, ts: _Moments) -> _Moments:
         """When events enter, which is the same moment for all of the windows."""
         if not self._delay:
             return ts + 1

@@ -114,7 +114,9 @@ class Finalizer:
         self._units = np.array([10.0**column.scale for column in self.numeric])
         self._functions = [name for name in _NEEDS if name in functions]
         self._has_events = any(not one.column for one in spec.aggregates)
+        self._is_all_numeric = len(self.numeric) == len(self.columns)
         self._lay_out()
+        self._steps = [(name, *self._places[name]) for name in self._functions]
 
     def _lay_out(self) -> None:
         """Where each function's results for all windows and columns lie in one flat row."""
@@ -158,13 +160,11 @@ class Finalizer:
         flat = np.empty((*lead, self._width))
         counts = units = None
         if self.numeric and partials.n is not None:
-            counts = partials.n[..., self._numeric_in_all]
+            counts = partials.n if self._is_all_numeric else partials.n[..., self._numeric_in_all]
             units = np.where(counts, self._units, np.nan)  # null where there is no value
-        for name in self._functions:
-            begin, end = self._places[name]
-            out = flat[..., begin:end]
+        for name, begin, end in self._steps:
             values = self._values(name, partials, counts, units)
-            out[...] = values.reshape(out.shape)
+            flat[..., begin:end] = values.reshape(*lead, end - begin)
         if self._has_events:
             begin, end = self._places["events"]
             flat[..., begin:end] = partials.events

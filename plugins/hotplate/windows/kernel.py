@@ -27,6 +27,7 @@ from hotplate.windows.finalize import Finalizer, Partials
 from hotplate.windows.log import MAGIC, Head, LogFormat
 from hotplate.windows.plan import LogPlan
 from hotplate.windows.records import ARRIVAL, TS, first_arrivals, stamp_limit
+from hotplate.windows.single import SingleReader
 from hotplate.windows.sources import Selection, Source, of_records, of_tiles, partials_of
 from hotplate.windows.spec import WindowSpec
 from hotplate.windows.sums import Stretch
@@ -71,7 +72,8 @@ class Reader:
         self._format = LogFormat(self.plan)
         self._chains = chains_of(spec.windows)
         self._finalize = Finalizer(spec, [one for chain in self._chains for one in chain.windows])
-        self._selection = Selection(self._finalize)
+        self._selection = Selection(spec.event, self._finalize.columns, self._finalize.needs)
+        self._single = SingleReader(self._format.records, self._chains, self._finalize)
         has_registers = self._selection.needs_registers
         self._most_owners = _REGISTER_OWNERS if has_registers else _OWNERS
 
@@ -87,6 +89,10 @@ class Reader:
             WindowStateError: a log is truncated, damaged or foreign; `position` says which.
         """
         count = len(blobs)
+        if count == 1 and blobs[0] and self._single.is_fit and not blobs[0].startswith(MAGIC):
+            found = self._single.partials(blobs[0], int(t if isinstance(t, int) else t[0]))
+            if found is not None:
+                return Answer(self._finalize(found[0]), np.array([found[1]]))
         moments = np.full(count, t) if isinstance(t, int) else np.asarray(t, np.int64)
         if count <= self._most_owners:
             return self._read(blobs, moments)

@@ -8,6 +8,7 @@ the largest value and the number of events.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,15 +16,25 @@ import numpy as np
 import numpy.typing as npt
 
 from hotplate.windows.exact import Floats, Integers, as_limbs, limbs_from_pair, squares
-from hotplate.windows.finalize import Finalizer, Partials
+from hotplate.windows.finalize import Partials
 from hotplate.windows.hashing import NO_HASH
 from hotplate.windows.hyperloglog import POWERS, REGISTERS, registers_of
 from hotplate.windows.log import Tiles
 from hotplate.windows.records import ID, TS, VALUES
 from hotplate.windows.scaling import NO_VALUE
+from hotplate.windows.spec import Column, EventSpec
 from hotplate.windows.sums import LARGEST, SMALLEST, Stretch, extremes, fill_registers, sums
 
-__all__ = ["Edge", "Proposals", "Selection", "Source", "of_records", "of_tiles", "partials_of"]
+__all__ = [
+    "Edge",
+    "Proposals",
+    "Selection",
+    "Source",
+    "of_records",
+    "of_tiles",
+    "partials_of",
+    "wide",
+]
 
 _SMALL: Final = 1 << 62
 
@@ -31,19 +42,23 @@ _SMALL: Final = 1 << 62
 class Selection:
     """Which columns a reader takes from records and tiles, and what it needs to know of them."""
 
-    def __init__(self, finalizer: Finalizer) -> None:
-        event = finalizer.spec.event
+    def __init__(
+        self, event: EventSpec, columns: Collection[Column], needs: Collection[str]
+    ) -> None:
+        """Args: the log, the columns of it to take, and fields of `Partials` to compute."""
         names = [column.name for column in event.columns]
-        numeric = [column.name for column in event.numeric]
-        distinct = [column.name for column in event.distinct]
-        self.needs = finalizer.needs
-        self.columns = [names.index(one.name) for one in finalizer.columns]
-        self.is_numeric = np.array([one.is_numeric for one in finalizer.columns], np.bool_)
-        self.numeric = [numeric.index(one.name) for one in finalizer.numeric]
-        self.distinct = [distinct.index(one.name) for one in finalizer.distinct]
-        self.stored_distinct = len(distinct)
-        self.numeric_rows = _as_slice([VALUES + names.index(c.name) for c in finalizer.numeric])
-        self.distinct_rows = _as_slice([VALUES + names.index(c.name) for c in finalizer.distinct])
+        numeric = [column.name for column in columns if column.is_numeric]
+        distinct = [column.name for column in columns if not column.is_numeric]
+        stored_numeric = [column.name for column in event.numeric]
+        stored_distinct = [column.name for column in event.distinct]
+        self.needs = frozenset(needs)
+        self.columns = [names.index(column.name) for column in columns]
+        self.is_numeric = np.array([column.is_numeric for column in columns], np.bool_)
+        self.numeric = [stored_numeric.index(name) for name in numeric]
+        self.distinct = [stored_distinct.index(name) for name in distinct]
+        self.stored_distinct = len(stored_distinct)
+        self.numeric_rows = _as_slice([VALUES + names.index(name) for name in numeric])
+        self.distinct_rows = _as_slice([VALUES + names.index(name) for name in distinct])
         self.needs_values = bool(
             {"s", "q", "minimum", "maximum", "first", "last"} & self.needs and self.numeric
         )
@@ -315,7 +330,7 @@ def _added(source: Source, stretch: Stretch, selection: Selection, *, is_small: 
         if is_small:
             rows.append(_narrow(source, name))
         else:
-            rows.append(_wide(source, name).transpose(0, 2, 1).reshape(-1, size))
+            rows.append(wide(source, name).transpose(0, 2, 1).reshape(-1, size))
     found = sums(rows, stretch) if rows else None
     at = 0
 
@@ -330,7 +345,9 @@ def _added(source: Source, stretch: Stretch, selection: Selection, *, is_small: 
     if "n" in needs:
         columns = len(selection.columns)
         if source.n is None:
-            n = np.broadcast_to(events[..., None], (*events.shape, columns))
+            n = events[..., None]
+            if columns > 1:
+                n = np.repeat(n, columns, axis=-1)
         else:
             n = following(columns)
     width = len(selection.numeric)
@@ -348,7 +365,8 @@ def _narrow(source: Source, name: str) -> Integers:
     return source.s * source.s if source.q is None else source.q[..., 1]
 
 
-def _wide(source: Source, name: str) -> Integers:
+def wide(source: Source, name: str) -> Integers:
+    """The parts `s` or `q` of the items of a source as limbs, int64 (N, n, 3)."""
     if name == "s":
         return as_limbs(source.s)
     return squares(source.s) if source.q is None else limbs_from_pair(source.q)
