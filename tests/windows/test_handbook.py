@@ -27,7 +27,7 @@ def raw() -> pd.DataFrame:
     if not path.exists():
         pytest.skip(f"{path} is not here")
     every = pd.read_parquet(path)
-    return every[(every.TX_DATETIME >= FIRST) & (every.TX_DATETIME < np.datetime64("2018-08-15"))]
+    return every[(every.TX_DATETIME >= FIRST) & (np.datetime64("2018-08-15") > every.TX_DATETIME)]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ online (`events.accept`, `finalize.Finalizer`). What differs is how the integers
 1. Entities are cut into partitions of so many events, so that all that follows stays in a bounded
    memory and mostly in the processor's cache.
 2. Events are sorted by (entity, ts, id, arrival); of those with one (entity, ts, id) the first
-   arrival stays.
+   arrival stays, as online.
 3. The edges of a window are two binary searches for (entity, moment). What lies between them is
    answered from prefix sums and from tables of range minima, in the same time for any length.
 4. At t only events with `arrival <= t` are visible. A running maximum of the arrivals says up to
@@ -31,7 +31,7 @@ from hotplate.windows.exact import Floats, Integers
 from hotplate.windows.finalize import Finalizer, Partials
 from hotplate.windows.range_distinct import Additions
 from hotplate.windows.range_statistics import Ranges, RangeStatistics
-from hotplate.windows.spec import EventSpec, WindowSpec
+from hotplate.windows.spec import WindowSpec
 
 __all__ = ["MAX_EVENTS", "Moments", "outputs_at"]
 
@@ -88,11 +88,10 @@ def outputs_at(
         WindowSpecError: the arrays do not fit each other, or a number is out of range.
     """
     _check(spec, events, keys, moments, max_events)
-    narrow, columns = _narrowed(spec)
-    finalize = Finalizer(narrow)
+    finalize = Finalizer(spec)
     out = np.empty((len(moments), len(spec.aggregates)))
     for part in _partitions(events, keys, moments, max_events):
-        history = _History(part, events, columns, finalize)
+        history = _History(part, events, finalize)
         for rows, partials in history.answers(part, moments):
             out[rows] = finalize(partials)
         if progress is not None:
@@ -122,21 +121,6 @@ def _check(
         refuse("moments", "t_ms is not in whole milliseconds since 1970", "Convert the unit.")
     if max_events < 1:
         refuse("max_events", f"is {max_events!r}", "Write a whole number from 1.")
-
-
-def _narrowed(spec: WindowSpec) -> tuple[WindowSpec, list[int]]:
-    """The spec over the columns that its outputs use, and which those are of all."""
-    used = {one.column for one in spec.aggregates if one.column}
-    columns = tuple(column for column in spec.event.columns if column.name in used)
-    event = EventSpec(
-        spec.event.event_id,
-        columns,
-        lateness_ms=spec.event.lateness_ms,
-        skew_ms=spec.event.skew_ms,
-        slack_ms=spec.event.slack_ms,
-    )
-    places = [i for i, column in enumerate(spec.event.columns) if column.name in used]
-    return WindowSpec(event, spec.aggregates), places
 
 
 # -- partitions -----------------------------------------------------------------------------------
@@ -220,13 +204,11 @@ class _Timeline:
 class _History:
     """The events of a partition, sorted, without duplicates, and ready to be asked."""
 
-    def __init__(
-        self, part: _Part, events: Events, columns: list[int], finalize: Finalizer
-    ) -> None:
+    def __init__(self, part: _Part, events: Events, finalize: Finalizer) -> None:
         self._windows = finalize.windows
         self._timeline = _Timeline(events.ts[part.events])
         places = self._timeline.place(part.entities, events.ts[part.events])
-        order = _first_arrivals(places, events.ids[part.events], events.arrivals[part.events])
+        order = _first_arrivals(places, part.events, events)
         index, entities = part.events[order], part.entities[order]
         self._places = places[order]
         self._arrivals = events.arrivals[index]
@@ -234,8 +216,7 @@ class _History:
         self._all_arrived = np.maximum.accumulate(
             self._arrival_line.place(entities, self._arrivals)
         )
-        values = events.values[index][:, columns]
-        self._statistics = RangeStatistics(finalize, values, entities)
+        self._statistics = RangeStatistics(finalize, events.values[index], entities)
 
     def answers(self, part: _Part, moments: Moments) -> Iterator[tuple[_Index, Partials]]:
         """Some of the partition's rows at a time, and what is in their windows."""
@@ -304,8 +285,11 @@ class _History:
         return Additions(cells, begins, index[pair[order]])
 
 
-def _first_arrivals(places: Integers, ids: Integers, arrivals: Integers) -> _Index:
-    """Order by (place, id), of each the first arrival; of equal ones the one that came first."""
+def _first_arrivals(places: Integers, index: _Index, events: Events) -> _Index:
+    """Order the events of `index` by (place, id), and of each keep the first arrival.
+
+    Of equal arrivals the one with the smaller values stays, as in `records.first_arrivals`.
+    """
     order = np.argsort(places, kind="stable")
     sorted_places = places[order]
     is_tied = np.zeros(len(order), np.bool_)
@@ -314,10 +298,11 @@ def _first_arrivals(places: Integers, ids: Integers, arrivals: Integers) -> _Ind
         return order
     is_tied[:-1] |= is_tied[1:]
     tied = order[is_tied]
-    tied = tied[np.lexsort((arrivals[tied], ids[tied], places[tied]))]
-    order[is_tied] = tied
+    among = index[tied]
+    values = events.values[among].T
+    ranks = (*values[::-1], events.arrivals[among], events.ids[among], places[tied])
+    order[is_tied] = tied[np.lexsort(ranks)]
+    ids = events.ids[index[order]]
     is_first = np.ones(len(order), np.bool_)
-    sorted_ids = ids[order]
-    is_first[1:] = ~is_tied[1:] | (sorted_places[1:] != sorted_places[:-1])
-    is_first[1:] |= sorted_ids[1:] != sorted_ids[:-1]
+    is_first[1:] = (sorted_places[1:] != sorted_places[:-1]) | (ids[1:] != ids[:-1])
     return order[is_first]

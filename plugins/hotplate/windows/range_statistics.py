@@ -55,12 +55,13 @@ class RangeStatistics:
 
     def __init__(self, finalize: Finalizer, values: Integers, entities: Integers) -> None:
         self._needs = finalize.needs
-        columns = finalize.spec.event.columns
-        self._numeric = [i for i, column in enumerate(columns) if column.is_numeric]
-        self._distinct = [i for i, column in enumerate(columns) if not column.is_numeric]
-        self._hashes = values[:, self._distinct]
+        # places among the columns that some output uses
+        self._numeric = [i for i, one in enumerate(finalize.columns) if one.is_numeric]
+        self._distinct = [i for i, one in enumerate(finalize.columns) if not one.is_numeric]
         self._entities = entities
-        numbers = values[:, self._numeric]
+        columns = finalize.spec.event.columns
+        self._hashes = values[:, [columns.index(one) for one in finalize.distinct]]
+        numbers = values[:, [columns.index(one) for one in finalize.numeric]]
         self._is_known = numbers != NO_VALUE
         self._has_nulls = not self._is_known.all()
         # one more at the end, where the range of an entity without events begins and ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from hotplate.windows.offline import Moments
 from hotplate.windows.scaling import NO_VALUE
 from hotplate.windows.spec import Aggregate, Column, EventSpec, Window, WindowSpec
 
-from .recomputed import Event
+from . import oracle
 
 __all__ = ["LOG", "Stream", "as_events", "moments", "random_spec", "random_stream"]
 
@@ -70,25 +71,26 @@ def random_stream(
     )
 
 
-def as_events(stream: Stream) -> list[Event]:
-    """The same for the recomputation."""
-    nulls = (NO_VALUE, NO_VALUE, NO_HASH)
-    order = sorted(range(3), key=lambda i: ("amount", "items", "merchant")[i])
-    assert order == [0, 1, 2]
+def as_events(stream: Stream, key: int) -> list[oracle.Event]:
+    """The events of one entity for the recomputation."""
+    events, mine = stream.events, np.flatnonzero(stream.keys == key)
     return [
-        Event(
-            key, ts, id_, arrival,
-            tuple(None if v == null else v for v, null in zip(row, nulls, strict=True)),
+        oracle.Event(
+            int(events.ts[i]),
+            int(events.ids[i]),
+            int(events.arrivals[i]),
+            (
+                _given(events.values[i, 0], NO_VALUE, 100),
+                _given(events.values[i, 1], NO_VALUE, 1),
+                None if events.values[i, 2] == NO_HASH else int(events.values[i, 2]),
+            ),
         )
-        for key, ts, id_, arrival, row in zip(
-            stream.keys.tolist(),
-            stream.events.ts.tolist(),
-            stream.events.ids.tolist(),
-            stream.events.arrivals.tolist(),
-            stream.events.values.tolist(),
-            strict=True,
-        )
-    ]  # fmt: skip
+        for i in mine
+    ]
+
+
+def _given(value: np.int64, null: int, unit: int) -> Decimal | None:
+    return None if value == null else Decimal(int(value)) / unit
 
 
 def moments(rng: np.random.Generator, stream: Stream, count: int, keys: int) -> Moments:
