@@ -139,7 +139,8 @@ class Service:
         steps = (self.ingest, self.retry, self.read, self.compact)
         while len(self.answers) < reads:
             self.rng.choice(np.array(steps), p=[0.4, 0.05, 0.4, 0.15])()
-            pause = 60_000 if self.rng.random() < 0.0005 else int(self.rng.integers(0, 400))
+            # at least 1 ms: what arrives after a read, in its millisecond, is the gap that remains
+            pause = 60_000 if self.rng.random() < 0.0005 else int(self.rng.integers(1, 400))
             self.clock.advance(pause / 1_000)
 
     def history(self) -> tuple[np.ndarray, Events]:
