@@ -33,7 +33,9 @@ def same_bits(found: np.ndarray, expected: np.ndarray) -> None:
 
 def recomputed(spec: WindowSpec, stream: Stream, rows: Moments) -> np.ndarray:
     """What the definition says, one row after another."""
-    events = {key: as_events(stream, key) for key in set(rows.keys.tolist())}
+    events = {
+        key: oracle.kept(spec.event, as_events(stream, key)) for key in set(rows.keys.tolist())
+    }
     return np.array(
         [
             oracle.answer(spec, events[key], t)
