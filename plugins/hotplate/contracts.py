@@ -22,6 +22,7 @@ __all__ = [
     "SharedRows",
     "Source",
     "Tier",
+    "TimedRows",
     "View",
 ]
 
@@ -125,6 +126,20 @@ class LoadRequest:
     keys: Sequence[Key]
 
 
+class TimedRows(list[bytes]):
+    """Rows of a source whose truth changes with time alone, even where nothing is written.
+
+    Attributes:
+        lives_ns: for each row how long after its load began it holds.
+    """
+
+    __slots__ = ("lives_ns",)
+
+    def __init__(self, rows: Iterable[bytes], lives_ns: Sequence[int]) -> None:
+        super().__init__(rows)
+        self.lives_ns = lives_ns
+
+
 class Found(NamedTuple):
     """What the shared tier has for one key.
 
@@ -170,8 +185,9 @@ class Source(Protocol):
         """Read every key of every request.
 
         Returns:
-            For each request a packed row a key, in order, without stamp and jitter; or the error
-            of its part, where the source has parts that fail by themselves.
+            For each request a packed row a key, in order, without stamp and jitter, as `TimedRows`
+            where they do not hold for as long as nothing is written; or the error of its part,
+            where the source has parts that fail by themselves.
         """
 
     async def load_async(

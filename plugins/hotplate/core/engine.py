@@ -39,6 +39,7 @@ from hotplate.contracts import (
     SharedRows,
     Source,
     Tier,
+    TimedRows,
     View,
 )
 from hotplate.core.flights import Flight, Flights
@@ -198,7 +199,7 @@ class Engine:
                 fresh = _NEVER
             for key in want.keys:
                 row = found[key]
-                if (row > fresh and not is_absent(row)) or row >= began:
+                if (row > fresh and not is_absent(row)) or row >= began or key in reading.loaded:
                     continue
                 if origins.get(key) is Tier.LAST_GOOD:
                     limit_ns = want.bound.policy.last_good_ns or 0
@@ -281,7 +282,9 @@ class Engine:
             flight.land(rows)
         for key in to_load:
             reading.answer_of[key] = rows[key]
-            reading.origins[key] = tiers.get(key, Tier.SOURCE)
+            tier = reading.origins[key] = tiers.get(key, Tier.SOURCE)
+            if tier is Tier.SOURCE:
+                reading.loaded.add(key)
 
     def _ask_shared(
         self,
@@ -447,6 +450,8 @@ class Engine:
                 key: stamp + jitter[index : index + 1] + body
                 for index, (key, body) in enumerate(zip(keys, bodies, strict=True))
             }
+            if type(bodies) is TimedRows:
+                fresh = _aged(fresh, bodies.lives_ns, want.bound, began_ns)
             rows |= fresh
             if want.bound.policy.is_cached:
                 items = [(key, row, versions[key]) for key, row in fresh.items()]
@@ -569,6 +574,23 @@ class Engine:
         self.flights.restart_after_fork()
         self.memory.restart_after_fork()
         self.refresher.restart_after_fork()
+
+
+def _aged(
+    fresh: Mapping[Key, bytes], lives_ns: Sequence[int], bound: Bound, began_ns: int
+) -> dict[Key, bytes]:
+    """Rows that do not hold for a whole ttl, as if their read had begun earlier.
+
+    So they expire in time wherever they are read, and nothing else has to know. Their view's
+    identity must hold the ttl: under a longer one they would live on.
+    """
+    longest_ns = bound.policy.ttl_ns
+    return {
+        key: row
+        if life_ns >= longest_ns
+        else max(0, began_ns + life_ns - longest_ns).to_bytes(8, "big") + row[8:]
+        for (key, row), life_ns in zip(fresh.items(), lives_ns, strict=True)
+    }
 
 
 def _is_shareable(want: Want, reading: Reading) -> bool:

@@ -95,6 +95,7 @@ class Reading:
     Attributes:
         began_ns: when the request came.
         now_ns: when its rows were last judged; later than that once it had to wait.
+        loaded: what it read from the source itself.
     """
 
     __slots__ = (
@@ -102,6 +103,7 @@ class Reading:
         "began_ns",
         "is_async",
         "is_refresh",
+        "loaded",
         "missing",
         "now_ns",
         "origins",
@@ -125,6 +127,7 @@ class Reading:
         self.answer_of: dict[Key, bytes] = {}
         self.missing: dict[Key, Want] = {}
         self.origins: dict[Key, Tier] = {}
+        self.loaded: set[Key] = set()
         self.refresh: dict[Key, Want] = {}
 
     def answer(self) -> Answer:
