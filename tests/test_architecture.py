@@ -24,8 +24,9 @@ ALLOWED: dict[str, set[str]] = {
     "tiers": PURE | {"servers"},
     "core": PURE | {"core", "tiers", "invalidation"},
     "sources": PURE | {"sources"},
-    "serving": PURE | {"core", "tiers", "invalidation", "servers", "sources", "serving"},
-    "windows": PURE | {"windows"},
+    "serving": PURE
+    | {"core", "tiers", "invalidation", "servers", "sources", "serving", "windowed", "windows"},
+    "windows": PURE | {"windows", "servers"},
     "ingestion": PURE,
     "provider": PURE | {"ingestion"},
     "embedded": PURE,

@@ -6,7 +6,7 @@ it, `hotplate.of(store).push(...)` does the same for callers of their own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 from feast.infra.passthrough_provider import PassthroughProvider
@@ -18,6 +18,9 @@ __all__ = ["HotplateProvider"]
 
 class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
     """Feast's own provider, with the chunks of a frame joined before it is converted."""
+
+    computes_windows: Final = True
+    """Windowed views need this provider; see `hotplate.windowed`."""
 
     def ingest_df(
         self, feature_view: Any, df: pd.DataFrame, field_mapping: dict[str, str] | None = None

@@ -72,6 +72,7 @@ _RATIO: Final = re.compile(r"(\w+)\s*/\s*(\S+)")
 _MS: Final = timedelta(milliseconds=1)
 _FLOATS: Final = frozenset({ValueType.FLOAT, ValueType.DOUBLE})
 _INTEGERS: Final = frozenset({ValueType.INT32, ValueType.INT64, ValueType.BOOL})
+_COUNTED: Final = frozenset({ValueType.STRING, ValueType.BYTES})
 _DISTINCTS: Final = ("approx_count_distinct",)
 _OUTPUT_TYPES: Final = {"int64": Int64, "float64": Float64}
 
@@ -96,13 +97,13 @@ class EventLog:
         view: the event view's name.
         spec: what a record holds.
         windows: every window that is computed over the log, of whichever view.
-        readers: the windowed views that are computed over it.
+        readers: the windowed views that are computed over it -> their cache mode.
     """
 
     view: str
     spec: EventSpec
     windows: tuple[Window, ...]
-    readers: tuple[str, ...]
+    readers: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def windowed_view(
         event_spec, tuple(_aggregate(where, one, profile, delay_ms) for one in aggregations)
     )
     policy = _policy(where, spec, cache, ttl, is_forced=force)
-    _add_windows(events, name, spec)
+    _add_windows(events, name, spec, cache)
     windowed = FeatureView(
         name=name,
         entities=list(entities),
@@ -251,7 +252,7 @@ def event_log_of(table: Any) -> EventLog | None:
         return None
     said = _load(table.name, EVENTS_TAG, written, ("spec", "windows", "readers"))
     windows = tuple(Window(*numbers) for numbers in said["windows"])
-    return EventLog(table.name, EventSpec.from_json(said["spec"]), windows, tuple(said["readers"]))
+    return EventLog(table.name, EventSpec.from_json(said["spec"]), windows, said["readers"])
 
 
 # -- the parts of a declaration -------------------------------------------------------------------
@@ -303,6 +304,12 @@ def _event_spec(
 
 def _column(where: str, field: Field, scale: int | None, *, is_counted: bool) -> Column:
     kind = field.dtype.to_value_type()
+    if kind not in _FLOATS | _INTEGERS | _COUNTED:
+        raise WindowSpecError(
+            where=f"{where}, column {field.name!r}",
+            problem=f"windows keep no values of type {kind.name}",
+            fix="Leave it out of the schema: what is pushed may have more columns.",
+        )
     if is_counted or kind not in _FLOATS | _INTEGERS:
         if scale is not None:
             raise WindowSpecError(
@@ -396,7 +403,7 @@ def _policy(
     return CachePolicy(ttl=ttl)
 
 
-def _add_windows(events: FeatureView, name: str, spec: WindowSpec) -> None:
+def _add_windows(events: FeatureView, name: str, spec: WindowSpec, cache: str) -> None:
     """Let the event view's tag name the windows, too: what is kept of its events depends on all."""
     known = event_log_of(events)
     windows = sorted({*(known.windows if known else ()), *spec.windows})
@@ -404,7 +411,7 @@ def _add_windows(events: FeatureView, name: str, spec: WindowSpec) -> None:
         {
             "spec": spec.event.to_json(),
             "windows": [[one.span_ms, one.hop_ms, one.delay_ms] for one in windows],
-            "readers": sorted({*(known.readers if known else ()), name}),
+            "readers": {**(known.readers if known else {}), name: cache},
         }
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from feast import Entity, Field, FileSource, PushSource
 from feast.aggregation import Aggregation
-from feast.types import Bool, Float64, Int64, String
+from feast.types import Array, Bool, Float64, Int64, String
 from feast.value_type import ValueType
 
 from hotplate import HotplateError, windowed_view
@@ -109,7 +109,7 @@ def test_tags_say_all_that_serving_needs() -> None:
     assert said.spec.event == log.spec
     assert log.spec.lateness_ms == 5 * MINUTE_MS
     assert log.windows == said.spec.windows == (Window(10 * MINUTE_MS, 1, 7 * DAY_MS),)
-    assert log.readers == ("activity",)
+    assert log.readers == {"activity": "never"}
     assert windowed_of(events) is None
     assert event_log_of(windowed) is None
 
@@ -123,7 +123,7 @@ def test_more_windows_over_the_same_events_are_told_to_the_log() -> None:
     assert same is events
     log = event_log_of(events)
     assert log is not None
-    assert log.readers == ("activity", "habits")
+    assert log.readers == {"activity": "exact", "habits": "exact"}
     assert [one.span_ms for one in log.windows] == [10 * MINUTE_MS, 30 * DAY_MS]
     said = windowed_of(second)
     assert said is not None
@@ -150,6 +150,7 @@ def test_more_windows_over_the_same_events_are_told_to_the_log() -> None:
         ({"entities": []}, ["entities=[card]"]),
         ({"scales": {"amuont": 3}}, ["'amuont'"]),
         ({"scales": {"country": 3}}, ["'country'", "scale"]),
+        ({"schema": [*SCHEMA, Field(name="tags", dtype=Array(String))]}, ["'tags'", "STRING_LIST"]),
         ({"delay": 7}, ["delay", "timedelta"]),
         ({"profile": "cold"}, ["'cold'", "'hot'"]),
         ({"events": "activity_events"}, ["events is a str"]),
