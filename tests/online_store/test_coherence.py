@@ -180,6 +180,59 @@ def test_an_invalidation_in_another_process_is_heard(
     assert channel(repo).changes_heard == 1
 
 
+LATER = """
+import sys, time
+import redis
+with redis.Redis(port=int(sys.argv[1])) as client:
+    client.ping()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    time.sleep(0.2)
+    client.execute_command(*(bytes.fromhex(word) for word in sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("how", ["tracked", "announced"])
+def test_a_process_that_never_waits_hears(tmp_path: Path, server: EmbeddedServer, how: str) -> None:
+    """Whoever reads without a pause lets the listener have the interpreter as soon as it needs it.
+
+    Left alone, the reader would keep it for the whole of the switch interval; the lease, by a
+    clock that stands still, does not end.
+    """
+    shared = {"connection_string": server.connection_string}
+    is_tracked = how == "tracked"
+    online: dict[str, Any] = {"type": "redis", **shared} if is_tracked else {"type": "sqlite"}
+    repo = Repo(tmp_path, online, ttl_map=EVENT, settings={} if is_tracked else {"shared": shared})
+    repo.apply(USER, repo.view("v", {"age": Int64}))
+    write(repo, 0)
+    with redis_client.Redis(port=server.port) as client:
+        stored = [key for key in client.scan_iter() if b"hotplate" not in key]
+    shape = EntityShape(("user_id",), ("int64_val",))
+    (told,) = encode("another process", "v", [(shape, (1,))])
+    topic = b"hotplate:changes:{%b}" % repo.project.encode()
+    command = (b"DEL", stored[0]) if is_tracked else (b"PUBLISH", topic, told)
+    with subprocess.Popen(
+        [sys.executable, "-c", LATER, str(server.port), *(word.hex() for word in command)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        warm(repo)
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(100)
+        try:
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+            deadline = time.monotonic() + 20
+            while tier(repo) is Tier.MEMORY:
+                assert time.monotonic() < deadline, "it was not heard"
+        finally:
+            sys.setswitchinterval(interval_s)
+    repo.cache.runtime.close()
+
+
 def test_another_entity_stays(repo: Repo, elsewhere: Callable[[str], None]) -> None:
     """Exactly what changed is forgotten."""
     warm(repo)
