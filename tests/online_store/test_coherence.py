@@ -29,8 +29,9 @@ from hotplate.embedded import EmbeddedServer
 from hotplate.invalidation.channel import LEASE_NS
 from hotplate.invalidation.messages import ENTITIES_MAX, Change, decode, encode
 from hotplate.keys import EntityShape, entity_key, parse_stored_key
+from pipelines.lab.programs import redis_server
 
-from ..stores import CACHED, MERCHANT, USER, Repo, redis_server
+from ..stores import CACHED, MERCHANT, USER, Repo
 
 EVENT = {"default": {"ttl": "1h", "coherence": "event"}}
 AGE = ["v:age"]
