@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup() -> Any:
+def pytest_runtest_setup() -> Any:
     """What needs a program that is not here is skipped on a laptop and fails in CI."""
     try:
         return (yield)
