@@ -28,7 +28,13 @@ from hotplate.clock import SYSTEM_CLOCK
 from hotplate.embedded import EmbeddedServer
 from hotplate.invalidation.channel import LEASE_NS
 from hotplate.invalidation.messages import ENTITIES_MAX, Change, decode, encode
-from hotplate.keys import EntityShape, entity_key, parse_stored_key
+from hotplate.keys import (
+    EntityShape,
+    entity_key,
+    parse_stored_key,
+    shape_and_values,
+    shapes_and_values,
+)
 from pipelines.lab.programs import redis_server
 
 from ..stores import CACHED, MERCHANT, USER, Repo
@@ -464,6 +470,14 @@ def test_stored_keys_are_read_as_feast_writes_them(
         assert parse_stored_key(raw + more + project, project) is None
     for end in range(len(raw)):
         assert parse_stored_key(raw[:end] + project, project) in (None, entity) or end == len(raw)
+
+
+@given(st.lists(ENTITIES, max_size=20))
+def test_many_entities_are_split_like_each_of_them(entities: list[tuple[EntityShape, Any]]) -> None:
+    """What a large write takes a shorter way for, unset values and several keys included."""
+    keys = [entity_key(shape, values) for shape, values in entities]
+    keys.append(entity_key(EntityShape(("user_id",), ("",)), (None,)))
+    assert shapes_and_values(keys) == [shape_and_values(key) for key in keys]
 
 
 def test_keys_of_every_type_are_heard(tmp_path: Path, server: EmbeddedServer) -> None:
