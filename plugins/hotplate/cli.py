@@ -235,7 +235,7 @@ def _per_second(context: click.Context, parameter: click.Parameter, value: str) 
 @click.option(
     "--batch",
     type=click.IntRange(1, 10_000),
-    default=100,
+    default=50,
     show_default=True,
     metavar="N",
     help="Entries removed at once.",
