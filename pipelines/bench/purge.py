@@ -62,13 +62,13 @@ while time.monotonic() < until_s:
 print(json.dumps(taken), flush=True)
 """
 _PURGE = """
-import json, os, sys, time, warnings
+import json, sys, time, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 from feast import FeatureStore
 import hotplate
+from hotplate.operations.pace import giving_way
 from hotplate.operations.purge import Limits
-os.nice(10)  # as the command does
 store = FeatureStore(repo_path=sys.argv[1])
 rate, state = int(sys.argv[2]), Path(sys.argv[3])
 steps = hotplate.of(store).purge(limits=Limits(rate=rate, max_misses=rate), state=state)
@@ -76,13 +76,14 @@ next(steps)
 print("ready", flush=True)
 sys.stdin.readline()
 spans = []
-for _ in range(int(sys.argv[4])):
-    time.sleep(1)
-    began, until_s, first = time.perf_counter_ns(), time.monotonic() + 1, None
-    while time.monotonic() < until_s:
-        step = next(steps)
-        first = step.removed if first is None else first
-    spans.append((began, time.perf_counter_ns(), step.removed - first))
+with giving_way():  # as the command does
+    for _ in range(int(sys.argv[4])):
+        time.sleep(1)
+        began, until_s, first = time.perf_counter_ns(), time.monotonic() + 1, None
+        while time.monotonic() < until_s:
+            step = next(steps)
+            first = step.removed if first is None else first
+        spans.append((began, time.perf_counter_ns(), step.removed - first))
 print(json.dumps(spans), flush=True)
 """
 
