@@ -92,6 +92,13 @@ def test_arrows_point_one_way(path: Path) -> None:
             assert room in BORDERS[top], f"{path.name} imports {top}"
 
 
+def test_pipelines_import_no_tests() -> None:
+    """What users run does without the tests and what only they need."""
+    for path in (ROOT / "pipelines").rglob("*.py"):
+        tops = {name.split(".")[0] for name in imports(path)}
+        assert not tops & {"tests", "pytest", "hypothesis"}, path
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_modules_are_short_enough_to_read(path: Path) -> None:
     """About 400 lines a module, with some room for the plugin that Feast wants in one."""

@@ -14,6 +14,7 @@ from hotplate.keys import Key, ViewIdentity, has_integer_keys, key_base, make_ke
 __all__ = [
     "ABSENT",
     "MISS",
+    "NOTHING_UNHEARD",
     "NO_LEASE_NEEDED",
     "Found",
     "Freshness",
@@ -42,6 +43,10 @@ ABSENT: Final = _Word.ABSENT
 """Known not to exist at the source."""
 
 
+NOTHING_UNHEARD: Final = b"\0"
+"""What a lease says of messages where none can arrive without being heard."""
+
+
 class Lease:
     """Until when this process knows that it has heard of every change.
 
@@ -50,12 +55,15 @@ class Lease:
 
     Attributes:
         until_ns: on the cache's clock.
+        unheard: its first byte is not 0 while a message has arrived that nobody has heard yet.
+            The kernel writes it, while the interpreter may be busy with whoever reads.
     """
 
-    __slots__ = ("_on_lapse", "until_ns")
+    __slots__ = ("_on_lapse", "unheard", "until_ns")
 
     def __init__(self, until_ns: int, on_lapse: Callable[[], None] = lambda: None) -> None:
         self.until_ns = until_ns
+        self.unheard: bytes | bytearray = NOTHING_UNHEARD
         self._on_lapse = on_lapse
 
     def is_valid(self, now_ns: int) -> bool:

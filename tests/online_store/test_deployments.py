@@ -21,14 +21,14 @@ from hotplate.clock import SYSTEM_CLOCK, SystemClock
 from hotplate.embedded import EmbeddedServer
 from hotplate.invalidation import local
 from hotplate.servers import rights as needed
+from pipelines.lab.cluster import Cluster
+from pipelines.lab.fleet import Nursery
+from pipelines.lab.proxy import Proxy
+from pipelines.lab.sentinel import SentinelGroup
+from pipelines.lab.servers import TlsServer, acl_user, client_of, frozen
+from pipelines.lab.stage import Stage, open_stage, over_sqlite
+from pipelines.lab.waiting import wait_until
 
-from ..lab.cluster import Cluster
-from ..lab.fleet import Nursery
-from ..lab.proxy import Proxy
-from ..lab.sentinel import SentinelGroup
-from ..lab.servers import TlsServer, acl_user, client_of, frozen
-from ..lab.stage import Stage, open_stage, over_sqlite
-from ..lab.waiting import wait_until
 from ..stores import USER, Repo
 from .test_faults import assert_right
 

@@ -28,9 +28,10 @@ from hotplate.clock import FakeClock
 from hotplate.embedded import EmbeddedServer
 from hotplate.errors import ConfigError
 from hotplate.invalidation import local
+from pipelines.lab.programs import redis_server, valkey_server
+from pipelines.lab.proxy import Proxy
 
-from ..lab.proxy import Proxy
-from ..stores import CACHED, USER, Repo, redis_server, valkey_server
+from ..stores import CACHED, USER, Repo
 
 AGE = ["v:age"]
 ONE = [{"user_id": 1}]

@@ -92,6 +92,24 @@ class Pool:
                 raise reply
         return [*head, *values]
 
+    def unlink(self, keys: Sequence[bytes]) -> int:
+        """Delete keys; returns how many there were.
+
+        Raises:
+            ServerError: as `ask`; a refusal of any of it, too.
+        """
+        if not keys:
+            return 0
+        # one command where it can be one: a command a key costs several times as much on both sides
+        if self._find().slots:
+            replies = self.ask([(key, ("UNLINK", key)) for key in keys])
+        else:
+            replies = self.ask([(keys[0], ("UNLINK", *keys))])
+        for reply in replies:
+            if isinstance(reply, CommandRefused):
+                raise reply
+        return sum(map(int, replies))
+
     def _ask_cluster(self, topology: Topology, commands: Sequence[Command]) -> list[Any]:
         by_node: dict[Node, list[int]] = {}
         for index, (key, _) in enumerate(commands):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -332,6 +332,46 @@ class Wire:
         except (RedisError, OSError, AttributeError, ValueError) as error:
             raise self._lost(error) from None
         return replies
+
+    def hear(self, into: bytearray) -> Iterator[Any]:
+        """Replies as they come, without end.
+
+        The kernel writes what arrives while another thread may have the interpreter; whoever looks
+        at the first byte there knows that something waits to be heard.
+
+        Args:
+            into: what is received. Its first byte is not 0 from the moment that something arrives
+                until all of it has been taken. (Where a reply is longer than this is, its rest
+                may begin with a 0, which hides it.)
+
+        Raises:
+            CommandRefused, ServerError: as `read`.
+        """
+        from redis import RedisError, ResponseError
+        from redis._parsers.hiredis import NOT_ENOUGH_DATA as not_enough
+
+        reader = getattr(self._connection._parser, "_reader", None)
+        if reader is None or not hasattr(reader, "gets"):  # redis-py without hiredis
+            while True:
+                yield self.read()
+        sock = self._connection._sock
+        try:
+            while True:
+                reply = reader.gets(False)
+                if reply is not_enough:
+                    into[0] = 0
+                    size = sock.recv_into(into)
+                    if not size:
+                        raise ConnectionError("the server closed the connection")
+                    reader.feed(into, 0, size)
+                elif isinstance(reply, ResponseError):
+                    raise CommandRefused(f"{self.node}: {reply}", _code_of(reply))
+                elif isinstance(reply, Exception):
+                    raise reply
+                else:
+                    yield reply
+        except (RedisError, OSError, AttributeError, ValueError) as error:
+            raise self._lost(error) from None
 
     def read_or_refusal(self) -> Any:
         """The next reply; an error reply as a `CommandRefused`, not raised."""

@@ -20,7 +20,7 @@ from hotplate.contracts import NO_LEASE_NEEDED, Source, View
 from hotplate.core.engine import Bound, Engine, Want
 from hotplate.errors import ConfigError, HotplateError
 from hotplate.invalidation.local import Domain, domain_of
-from hotplate.keys import EntityShape, ViewIdentity, shape_and_values
+from hotplate.keys import EntityShape, ViewIdentity, shape_and_values, shapes_and_values
 from hotplate.policy import PolicyLayers
 from hotplate.seldom import Seldom
 from hotplate.servers.redis import RedisServer
@@ -277,9 +277,12 @@ class Runtime:
     ) -> None:
         """Forget the entities of rows that were written, here and in the processes that listen."""
         self.loaders.note_written(table)
-        shaped = [shape_and_values(row[0]) for row in data]
         # where Redis broadcasts what is written into it, nothing need be said
         is_said = self.is_heard(table) and not self.coherence.is_broadcast()
+        is_known = bool(self.domain.views_named(self.project, table.name))
+        if not (is_known or is_said or self.shared()):
+            return  # nobody here has read the view yet, as in a job that only writes
+        shaped = shapes_and_values(row[0] for row in data)
         self._forget(table, shaped, self._versions(table), is_heard=is_said)
 
     async def forget_written_async(

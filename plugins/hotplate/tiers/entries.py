@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from hotplate.keys import EntityShape, ViewIdentity
@@ -61,8 +61,7 @@ _READ: Final[dict[str, Callable[[bytes], Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class EntryName:
+class EntryName(NamedTuple):
     """What a key of the shared tier says.
 
     Attributes:
@@ -118,12 +117,17 @@ def read_name(key: bytes, prefix: bytes) -> EntryName | None:
     if len(parts) != 4:
         return None
     try:
-        version, names, kinds = (unquote_to_bytes(part).decode() for part in parts[:3])
-        shape = EntityShape(tuple(names.split(",")), tuple(kinds.split(",")))
+        version, shape = _read_place(parts[0], parts[1], parts[2])
         values = _read_entity(shape, parts[3])
     except (ValueError, KeyError):
         return None
     return EntryName(version, shape, values)
+
+
+@lru_cache(maxsize=1_024)  # of a million keys in a row, all but the last part are few
+def _read_place(*parts: bytes) -> tuple[str, EntityShape]:
+    version, names, kinds = (unquote_to_bytes(part).decode() for part in parts)
+    return version, EntityShape(tuple(names.split(",")), tuple(kinds.split(",")))
 
 
 def _read_entity(shape: EntityShape, raw: bytes) -> tuple[Any, ...]:

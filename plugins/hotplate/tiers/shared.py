@@ -397,7 +397,7 @@ class SharedTier:
             home = self._generations_at
             self._must([(home, ("HSET", home, field, os.urandom(16))) for field in fields])
         for start in range(0, len(keys), _BATCH):
-            self._must([(key, ("UNLINK", key)) for key in keys[start : start + _BATCH]])
+            self._pool.unlink(keys[start : start + _BATCH])
 
     def _owe_if_open(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> bool:
         if self.is_usable:
