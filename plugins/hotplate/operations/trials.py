@@ -18,7 +18,9 @@ from typing import Any, Final
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.operations.findings import ERROR, OK, WARNING, Finding
 from hotplate.servers import rights
-from hotplate.servers.redis import Node, RedisServer, Topology, Wire
+from hotplate.servers.redis import RedisServer
+from hotplate.servers.topology import Node, Topology
+from hotplate.servers.wire import Wire
 from hotplate.tiers.entries import generations_of, project_prefix
 
 __all__ = ["Ground", "channel_works", "missing_rights", "operating_rights", "tracking_works"]

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.forks import leave_behind
-from hotplate.servers.redis import Node, RedisServer, Topology, Wire, close_with
+from hotplate.servers.redis import RedisServer
+from hotplate.servers.topology import Node, Topology
+from hotplate.servers.wire import Wire, close_with
 
 __all__ = ["Command", "Pool"]
 
