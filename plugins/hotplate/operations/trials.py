@@ -123,7 +123,6 @@ def _missing_for_tier(ground: Ground) -> set[str]:
         "hmget": ("HMGET", key, "x"),
         "hset": ("HSET", key, "x", "x"),
         "hsetnx": ("HSETNX", key, "x", "x"),
-        "hlen": ("HLEN", key),
         "time": ("TIME",),
         "info": ("INFO", "server"),
         "eval": ("EVAL", "return 1", 1, key),

@@ -9,14 +9,26 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.servers.topology import Node
 
-__all__ = ["Wire", "close_with"]
+__all__ = ["PrimaryId", "Wire", "close_with"]
 
 _RECEIVE_BYTES: Final = 1 << 16
+
+
+class PrimaryId(NamedTuple):
+    """A primary, in one run of its process and one term of its being the primary.
+
+    Attributes:
+        run: changes with every start of the process.
+        history: changes with every promotion of a replica, also back to what it was before.
+    """
+
+    run: bytes
+    history: bytes
 
 
 class Wire:
@@ -112,9 +124,20 @@ class Wire:
 
     def run_id(self) -> bytes:
         """What tells this run of the server from every other one, and from other servers."""
-        info = self.ask("INFO", "server")
+        return self._said("server", b"run_id:")
+
+    def primary_id(self) -> PrimaryId:
+        """Who answers.
+
+        Raises:
+            ServerError: it does not say, as some proxies do not.
+        """
+        return PrimaryId(self.run_id(), self._said("replication", b"master_replid:"))
+
+    def _said(self, section: str, name: bytes) -> bytes:
+        info = self.ask("INFO", section)
         lines = info.split(b"\r\n") if isinstance(info, bytes) else []
-        found = next((line for line in lines if line.startswith(b"run_id:")), None)
+        found = next((line for line in lines if line.startswith(name)), None)
         if found is None:
             raise self._lost(ValueError("it does not say who it is"))
         return bytes(found)
