@@ -25,6 +25,7 @@ from .waiting import wait_until
 __all__ = [
     "GARBAGE",
     "SERVERS",
+    "SNAPSHOTS",
     "Credentials",
     "TlsServer",
     "acl_user",
@@ -40,6 +41,9 @@ SERVERS: dict[str, Callable[..., AbstractContextManager[EmbeddedServer]]] = {
     "redis": redis_server,
     "valkey": valkey_server,
 }
+
+SNAPSHOTS = ["--dbfilename", "dump.rdb"]
+"""Arguments of a server that finds its snapshot again when it is restarted."""
 
 
 def client_of(server: EmbeddedServer | Proxy, **settings: Any) -> Any:

@@ -17,8 +17,8 @@ from feast import FeatureService, FeatureStore
 import hotplate
 from hotplate import ConfigError, HotplateError, PolicyError
 from hotplate.embedded import EmbeddedServer
+from pipelines.lab.cluster import Cluster
 
-from ..lab.cluster import Cluster
 from ..stores import await_
 from .bank import CARD, DAY, HOUR, MINUTE, Bank, Payment, bank, random_payment
 

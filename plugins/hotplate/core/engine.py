@@ -45,7 +45,7 @@ from hotplate.contracts import (
 )
 from hotplate.core.flights import Flight, Flights
 from hotplate.core.refresh import Refresher
-from hotplate.core.request import Answer, Bound, Reading, Want
+from hotplate.core.request import Answer, Bound, Reading, Want, aged
 from hotplate.core.steps import CallStep, LoadStep, PauseStep, Steps, WaitStep, run, run_async
 from hotplate.invalidation.local import Domain
 from hotplate.keys import Key
@@ -470,7 +470,7 @@ class Engine:
                 for index, (key, body) in enumerate(zip(keys, bodies, strict=True))
             }
             if type(bodies) is TimedRows:
-                fresh = _aged(fresh, bodies.lives_ns, want.bound, began_ns)
+                fresh = aged(fresh, bodies.lives_ns, want.bound, began_ns)
             rows |= fresh
             if want.bound.policy.is_cached:
                 items = [(key, row, versions[key]) for key, row in fresh.items()]
@@ -593,23 +593,6 @@ class Engine:
         self.flights.restart_after_fork()
         self.memory.restart_after_fork()
         self.refresher.restart_after_fork()
-
-
-def _aged(
-    fresh: Mapping[Key, bytes], lives_ns: Sequence[int], bound: Bound, began_ns: int
-) -> dict[Key, bytes]:
-    """Rows that do not hold for a whole ttl, as if their read had begun earlier.
-
-    So they expire in time wherever they are read, and nothing else has to know. Their view's
-    identity must hold the ttl: under a longer one they would live on.
-    """
-    longest_ns = bound.policy.ttl_ns
-    return {
-        key: row
-        if life_ns >= longest_ns
-        else max(0, began_ns + life_ns - longest_ns).to_bytes(8, "big") + row[8:]
-        for (key, row), life_ns in zip(fresh.items(), lives_ns, strict=True)
-    }
 
 
 def _is_shareable(want: Want, reading: Reading) -> bool:

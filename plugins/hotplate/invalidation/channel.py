@@ -38,7 +38,9 @@ from hotplate.forks import leave_behind, restart_in_children
 from hotplate.invalidation.messages import Change, decode
 from hotplate.seldom import Seldom
 from hotplate.servers import rights
-from hotplate.servers.redis import RedisServer, Topology, Wire
+from hotplate.servers.redis import RedisServer
+from hotplate.servers.topology import Topology
+from hotplate.servers.wire import Wire
 
 __all__ = ["LEASE_NS", "Channel", "Hearer"]
 

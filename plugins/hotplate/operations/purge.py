@@ -30,7 +30,7 @@ from hotplate.operations.cursors import CursorFile, NodeCursor, Position
 from hotplate.operations.pace import Pace
 from hotplate.operations.scan import COUNT, Page, connect, pages, size_of
 from hotplate.servers.pool import Command, Pool
-from hotplate.servers.redis import Node, Topology
+from hotplate.servers.topology import Node, Topology
 from hotplate.serving.coherence import server_of
 from hotplate.serving.runtime import Runtime
 from hotplate.tiers.entries import (

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from hotplate.errors import CommandRefused
-from hotplate.servers.redis import Node, RedisServer, Wire
+from hotplate.servers.redis import RedisServer
+from hotplate.servers.topology import Node
+from hotplate.servers.wire import Wire
 
 __all__ = ["COUNT", "Page", "connect", "count_keys", "pages", "size_of"]
 

@@ -28,6 +28,7 @@ __all__ = [
     "EVERY_VIEW",
     "HEAD",
     "LEASE",
+    "PRIMARY",
     "REST",
     "VERSION",
     "EntryName",
@@ -51,6 +52,9 @@ BODY_AT: Final = HEAD.size + REST.size
 
 EVERY_VIEW: Final = b"*"
 """The generation that every view of a project has in common; no view has such a name."""
+
+PRIMARY: Final = b"*primary:"
+"""Before the identity of a primary whose generations are its own; no view has such a name."""
 
 _INTEGERS: Final = frozenset({"int64_val", "int32_val", "unix_timestamp_val"})
 _READ: Final[dict[str, Callable[[bytes], Any]]] = {
