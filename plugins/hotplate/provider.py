@@ -1,23 +1,34 @@
-"""A Feast provider whose `push` and `write_to_online_store` lose no rows of Arrow-backed frames.
+"""A Feast provider that knows windowed views, and loses no rows of Arrow-backed frames.
 
-Optional, one line in feature_store.yaml: `provider: hotplate.provider.HotplateProvider`. Without
-it, `hotplate.of(store).push(...)` does the same for callers of their own.
+One line in feature_store.yaml: `provider: hotplate.provider.HotplateProvider`. With it
+`get_historical_features` computes windowed features as of each row's own timestamp, from the events
+and in the same bits as serving; `materialize` leaves windowed views and their event views alone;
+and `push` and `write_to_online_store` keep every row. The last is to be had without it by
+`hotplate.of(store).push(...)`.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 import pandas as pd
+from feast import OnDemandFeatureView
 from feast.infra.passthrough_provider import PassthroughProvider
 
 from hotplate.ingestion import defragment
+from hotplate.training.errors import TrainingError
+from hotplate.training.job import Asked, EntityRows, WindowedJob
+from hotplate.training.retrieval import WindowedColumns, split
+from hotplate.windowed import event_log_of, windowed_of
 
 __all__ = ["HotplateProvider"]
 
+_log = logging.getLogger("hotplate")
+
 
 class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
-    """Feast's own provider, with the chunks of a frame joined before it is converted."""
+    """Feast's own provider, for repos with windowed views and for frames of any kind."""
 
     computes_windows: Final = True
     """Windowed views need this provider; see `hotplate.windowed`."""
@@ -33,3 +44,81 @@ class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
     ) -> None:
         """As Feast's, for every row."""
         await super().ingest_df_async(feature_view, defragment(df), field_mapping)
+
+    def get_historical_features(
+        self,
+        config: Any,
+        feature_views: Any,
+        feature_refs: list[str],
+        entity_df: Any,
+        registry: Any,
+        project: str,
+        full_feature_names: bool,
+        **kwargs: Any,
+    ) -> Any:
+        """As Feast's, and windowed features as serving would have answered at each row's timestamp.
+
+        An event counts for a row if it had arrived by then (`created_timestamp_column`), whether or
+        not `filter_by_created_timestamp` is set for the other views.
+
+        Raises:
+            TrainingError: windowed features cannot be computed as asked.
+        """
+        parts = split(feature_views, feature_refs)
+        if not parts.windowed:
+            return super().get_historical_features(
+                config,
+                feature_views,
+                feature_refs,
+                entity_df,
+                registry,
+                project,
+                full_feature_names,
+                **kwargs,
+            )
+        if entity_df is None:
+            raise TrainingError(
+                where=f"windowed view {parts.windowed[0].name!r}",
+                problem="is asked for without entity_df",
+                fix="Give entity rows, each with its timestamp: windows end there.",
+            )
+        windowed = WindowedColumns(
+            parts,
+            registry,
+            project,
+            full_feature_names=full_feature_names,
+            offline_store=self.offline_store,
+            config=config,
+        )
+        rows = None
+        if not (isinstance(entity_df, str) and parts.ordinary):
+            rows = EntityRows(entity_df)
+            windowed.check(rows.table.column_names)
+        inner = None
+        if parts.ordinary:
+            inner = super().get_historical_features(
+                config,
+                parts.ordinary,
+                parts.refs,
+                entity_df,
+                registry,
+                project,
+                full_feature_names,
+                **kwargs,
+            )
+        on_demand = OnDemandFeatureView.get_requested_odfvs(feature_refs, project, registry)
+        asked = Asked(list(feature_refs), full_feature_names, on_demand, config.repo_path)
+        return WindowedJob(rows, inner, windowed, asked)
+
+    def materialize_single_feature_view(
+        self, config: Any, feature_view: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """As Feast's; windowed views and event views are left out, which the log says."""
+        if windowed_of(feature_view) is not None:
+            how = "it is computed when it is read, from events that are pushed"
+        elif event_log_of(feature_view) is not None:
+            how = "its events are pushed; `hotplate windows seed` fills it from its batch source"
+        else:
+            super().materialize_single_feature_view(config, feature_view, *args, **kwargs)
+            return
+        _log.info("materialize leaves out %r: %s", feature_view.name, how)

@@ -1,0 +1,170 @@
+"""Events read from where the offline store keeps them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from feast import FeatureView
+
+from hotplate.training.columns import moments_of, values_of
+from hotplate.training.errors import TrainingError
+from hotplate.windowed import event_log_of
+from hotplate.windows.events import Events, accept
+
+__all__ = ["EventSource", "History", "history_of", "utc"]
+
+_log = logging.getLogger("hotplate")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_BY_RULE: Final = frozenset({"late", "future"})
+
+
+@dataclass(frozen=True)
+class History:
+    """Accepted events and whose they are.
+
+    Attributes:
+        keys: for each join key an Arrow array, one value an event; none is null.
+        events: the events.
+    """
+
+    keys: tuple[Any, ...]
+    events: Events
+
+
+class EventSource:
+    """The table behind an event view.
+
+    Attributes:
+        view: the event view.
+        log: what its tag says.
+        join_keys: names of the columns of its entities.
+        columns: names in the table: join keys, fields, timestamp, arrival.
+    """
+
+    def __init__(self, view: FeatureView) -> None:
+        where = f"event view {view.name!r}"
+        log = event_log_of(view)
+        if log is None:
+            raise TrainingError(
+                where=where,
+                problem="has no event log in its tags",
+                fix="Declare it with windowed_view(...) and run `feast apply`.",
+            )
+        self.view, self.log = view, log
+        source = view.batch_source
+        if source is None or not source.created_timestamp_column:
+            raise TrainingError(
+                where=where,
+                problem="its batch source names no created_timestamp_column",
+                fix="Name the column that says when an event arrived: training sees only what had "
+                "arrived.",
+            )
+        self.source = source
+        self.join_keys = tuple(column.name for column in view.entity_columns)
+        self.kinds = {field.name: field.dtype.to_value_type() for field in view.schema}
+        self._fields = [log.spec.event_id, *(column.name for column in log.spec.columns)]
+        self._in_table = {new: old for old, new in (source.field_mapping or {}).items()}
+
+    def named(self, name: str) -> str:
+        """A column's name in the table."""
+        return str(self._in_table.get(name, name))
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields of the log, by name in the view, without those that are join keys."""
+        return [name for name in dict.fromkeys(self._fields) if name not in self.join_keys]
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns that are read, by name in the table."""
+        names = [
+            *self.join_keys,
+            *self.fields,
+            self.source.timestamp_field,
+            str(self.source.created_timestamp_column),
+        ]
+        return list(dict.fromkeys(self.named(name) for name in names))
+
+    def pull(self, offline_store: Any, config: Any, start_ms: int, end_ms: int) -> pa.Table:
+        """Read the events of `[start_ms, end_ms]` through the configured offline store."""
+        job = offline_store.pull_all_from_table_or_query(
+            config=config,
+            data_source=self.source,
+            join_key_columns=[self.named(name) for name in self.join_keys],
+            feature_name_columns=[self.named(name) for name in self.fields],
+            timestamp_field=self.named(self.source.timestamp_field),
+            created_timestamp_column=self.named(str(self.source.created_timestamp_column)),
+            start_date=utc(max(start_ms, 0)),
+            end_date=utc(max(end_ms, 0) + 1),
+        )
+        return job.to_arrow()
+
+
+def utc(moment_ms: int) -> datetime:
+    """Milliseconds since 1970 as a datetime."""
+    return _EPOCH + timedelta(milliseconds=moment_ms)
+
+
+def history_of(source: EventSource, table: pa.Table) -> History:
+    """Turn rows of the table into events; what ingestion drops is dropped.
+
+    Raises:
+        TrainingError: a column is missing, or cannot be what the view declares.
+    """
+    where = f"batch source of event view {source.view.name!r}"
+    missing = [name for name in source.columns if name not in table.column_names]
+    if missing:
+        raise TrainingError(
+            where=where,
+            problem=f"has no column {missing[0]!r}",
+            fix=f"Columns there: {', '.join(table.column_names)}.",
+        )
+
+    def column(name: str) -> Any:
+        return table.column(source.named(name))
+
+    spec = source.log.spec
+    values = {
+        name: values_of(column(name), source.kinds[name], f"{where}, column {name!r}")
+        for name in [spec.event_id, *(one.name for one in spec.columns)]
+    }
+    created = str(source.source.created_timestamp_column)
+    accepted = accept(
+        spec,
+        moments_of(column(source.source.timestamp_field), where),
+        values[spec.event_id],
+        moments_of(column(created), f"{where}, column {created!r}"),
+        values,
+    )
+    _tell(where, accepted.dropped)
+    rows = accepted.rows
+    has_key = np.ones(table.num_rows, np.bool_)
+    for name in source.join_keys:
+        has_key &= column(name).is_valid().to_numpy()
+    is_owned = has_key[rows]
+    if not is_owned.all():
+        _tell(where, {"without a key": int((~is_owned).sum())})
+        rows = rows[is_owned]
+    events = accepted.events
+    return History(
+        tuple(column(name).take(pa.array(rows)) for name in source.join_keys),
+        Events(
+            events.ts[is_owned],
+            events.ids[is_owned],
+            events.arrivals[is_owned],
+            events.values[is_owned],
+        ),
+    )
+
+
+def _tell(where: str, dropped: dict[str, int]) -> None:
+    """Rows that are late or from the future are left out by rule; others should not be there."""
+    wrong = {reason: count for reason, count in dropped.items() if reason not in _BY_RULE}
+    if wrong:
+        said = ", ".join(f"{count:,} {reason}" for reason, count in wrong.items())
+        _log.warning("%s: rows left out, as serving leaves them out: %s", where, said)
