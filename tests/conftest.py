@@ -10,15 +10,34 @@ from typing import Any
 import pytest
 
 from hotplate.embedded import EmbeddedServer
+from pipelines.lab.cluster import Cluster, cluster
+from pipelines.lab.fleet import Nursery
+from pipelines.lab.programs import ProgramMissing, redis_server, valkey_server
+from pipelines.lab.sentinel import SentinelGroup, sentinel_group
+from pipelines.lab.servers import SERVERS, TlsServer, tls_server
 
 from .guarded import Guarded
-from .lab.cluster import Cluster, cluster
-from .lab.fleet import Nursery
-from .lab.sentinel import SentinelGroup, sentinel_group
-from .lab.servers import SERVERS, TlsServer, tls_server
-from .stores import Repo, postgres_server, redis_server, valkey_server
+from .stores import Repo, missing, postgres_server
 
 _numbers = itertools.count()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Any:
+    """What needs a program that is not here is skipped on a laptop and fails in CI."""
+    try:
+        return (yield)
+    except ProgramMissing as error:
+        missing(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Any:
+    """The same where a test itself starts the program."""
+    try:
+        return (yield)
+    except ProgramMissing as error:
+        missing(str(error))
 
 
 @pytest.fixture(scope="session")

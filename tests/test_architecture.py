@@ -24,19 +24,21 @@ ALLOWED: dict[str, set[str]] = {
     "tiers": PURE | {"servers"},
     "core": PURE | {"core", "tiers", "invalidation"},
     "sources": PURE | {"sources"},
-    "serving": PURE | {"core", "tiers", "invalidation", "servers", "sources", "serving"},
-    "windows": PURE | {"windows"},
+    "serving": PURE
+    | {"core", "tiers", "invalidation", "servers", "sources", "serving", "windowed", "windows"},
+    "windows": PURE | {"windows", "servers"},
     "ingestion": PURE,
     "training": PURE | {"windows", "windowed", "training"},
     "provider": PURE | {"ingestion", "training", "windowed"},
     "embedded": PURE,
     "settings": PURE,
+    "windowed": PURE | {"windows"},
     "online_store": PURE | {"core", "serving", "settings"},
     "operations": PURE | {"serving", "tiers", "servers", "operations"},
     "handle": PURE | {"serving", "online_store", "ingestion", "operations"},
     "testing": PURE | {"online_store"},
     "cli": PURE | {"serving", "online_store", "handle", "hotplate", "operations"},
-    "hotplate": PURE | {"serving", "online_store", "handle"},
+    "hotplate": PURE | {"serving", "online_store", "handle", "windowed", "windows"},
 }
 # third-party packages that only one room may know
 BORDERS = {
@@ -89,6 +91,13 @@ def test_arrows_point_one_way(path: Path) -> None:
             assert target in ALLOWED[room] | {room}, f"{path.name}: {room} -> {target}"
         if top in BORDERS:
             assert room in BORDERS[top], f"{path.name} imports {top}"
+
+
+def test_pipelines_import_no_tests() -> None:
+    """What users run does without the tests and what only they need."""
+    for path in (ROOT / "pipelines").rglob("*.py"):
+        tops = {name.split(".")[0] for name in imports(path)}
+        assert not tops & {"tests", "pytest", "hypothesis"}, path
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -19,7 +19,10 @@ from pipelines.bench.fleet import fleet
 from pipelines.bench.line import Line
 from pipelines.bench.loaders import computed_on_miss
 from pipelines.bench.machine import machine, write_results
+from pipelines.bench.propagation import propagation
+from pipelines.bench.purge import purge
 from pipelines.bench.shop import open_shop
+from pipelines.bench.writes import large_writes
 
 
 @click.command()
@@ -57,9 +60,10 @@ def main(
     found = machine()
     began = time.monotonic()
     lines: list[Line] = []
+    is_short = trace_limit is not None
     cases = [case for case in CASES if only in case.__name__]
     with Progress(console=console, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task("starting the server, writing entities", total=len(cases) + 3)
+        task = progress.add_task("starting the server, writing entities", total=len(cases) + 6)
         with open_shop(entities) as shop:
             for case in cases:
                 progress.update(task, description=(case.__doc__ or "").strip().splitlines()[0])
@@ -71,8 +75,19 @@ def main(
         progress.advance(task)
         if only in "fleet":
             progress.update(task, description=(fleet.__doc__ or "").strip().splitlines()[0])
-            is_short = trace_limit is not None
-            lines += fleet(rounds, 1_000 if is_short else 20_000, is_short=is_short)
+            lines += fleet(rounds, is_short=is_short)
+        progress.advance(task)
+        if only in "propagation":
+            progress.update(task, description="waiting for one process to hear of another's writes")
+            lines += propagation(*((1, 50) if is_short else (rounds, 200)))
+        progress.advance(task)
+        if only in "large_writes":
+            progress.update(task, description="materializing through the plugin and without it")
+            lines += large_writes(*((1_000, 1) if is_short else (100_000, min(rounds, 5))))
+        progress.advance(task)
+        if only in "purge":
+            progress.update(task, description="reading while another process purges")
+            lines += purge(*((50_000, 2) if is_short else (1_000_000, 4 * rounds)))
         progress.advance(task)
         if only in "computed_on_miss":
             progress.update(task, description="computing features on a miss, on PostgreSQL")

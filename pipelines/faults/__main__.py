@@ -17,8 +17,8 @@ from rich.table import Table
 
 from pipelines.bench.machine import machine, write_results
 from pipelines.faults.measure import SQLITE, TRACKED, Line, measure
-from tests.lab.fleet import Nursery
-from tests.lab.stage import FAULTS, TRACKED_FAULTS
+from pipelines.lab.fleet import Nursery
+from pipelines.lab.stage import FAULTS, TRACKED_FAULTS
 
 _COLUMNS = (
     "fault",

@@ -18,11 +18,11 @@ import numpy as np
 from feast import FeatureStore, RepoConfig
 
 from hotplate.clock import SYSTEM_CLOCK
-from tests.lab.fleet import Nursery
-from tests.lab.history import Kind
-from tests.lab.stage import AGED, EVENT, FAULTS, Stage, past_proxy, staged
-from tests.lab.waiting import wait_until
-from tests.lab.worker import Operations
+from pipelines.lab.fleet import Nursery
+from pipelines.lab.history import Kind
+from pipelines.lab.stage import AGED, EVENT, FAULTS, Stage, past_proxy, staged
+from pipelines.lab.waiting import wait_until
+from pipelines.lab.worker import Operations
 
 __all__ = ["SQLITE", "TRACKED", "Line", "measure"]
 

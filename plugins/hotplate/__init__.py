@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hotplate.serving.reader import MatrixAnswer, MatrixReader
     from hotplate.serving.response import CachedResponse
     from hotplate.stats import CacheStats, GroupStats, LoaderStats
+    from hotplate.windowed import WindowedViews, windowed_view
+    from hotplate.windows.errors import WindowSpecError
 
 __version__ = "0.1.0"
 
@@ -49,7 +51,10 @@ __all__ = [
     "ResolvedPolicy",
     "TTLMap",
     "Tier",
+    "WindowSpecError",
+    "WindowedViews",
     "of",
+    "windowed_view",
 ]
 
 # Feast takes seconds to import: whoever wants the embedded server or the command's help does not
@@ -75,7 +80,10 @@ _HOMES: Final = {
     "ResolvedPolicy": "hotplate.policy",
     "TTLMap": "hotplate.policy",
     "Tier": "hotplate.contracts",
+    "WindowSpecError": "hotplate.windows.errors",
+    "WindowedViews": "hotplate.windowed",
     "of": "hotplate.handle",
+    "windowed_view": "hotplate.windowed",
 }
 
 

@@ -14,10 +14,12 @@ from hotplate.resolved import complete, parse_on_source_error, show_revalidation
 from hotplate.sizes import parse_share
 
 __all__ = [
+    "EVENTS_TAG",
     "GROUP_TAG",
     "PRESETS",
     "SETTINGS",
     "TAG_PREFIX",
+    "WINDOWS_TAG",
     "CachePolicy",
     "as_policy",
     "show_setting",
@@ -25,6 +27,8 @@ __all__ = [
 
 TAG_PREFIX: Final = "hotplate."
 GROUP_TAG: Final = "hotplate.group"
+WINDOWS_TAG: Final = "hotplate.windows"  # both are written by hotplate.windowed_view
+EVENTS_TAG: Final = "hotplate.events"
 SETTINGS: Final = (
     "ttl",
     "negative_ttl",

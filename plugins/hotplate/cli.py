@@ -235,7 +235,7 @@ def _per_second(context: click.Context, parameter: click.Parameter, value: str) 
 @click.option(
     "--batch",
     type=click.IntRange(1, 10_000),
-    default=100,
+    default=50,
     show_default=True,
     metavar="N",
     help="Entries removed at once.",
@@ -274,6 +274,7 @@ def purge(
     """
     from hotplate import of
     from hotplate.operations.cursors import CursorFile, state_folder
+    from hotplate.operations.pace import giving_way
     from hotplate.operations.purge import Limits
     from hotplate.operations.shown import PurgeReport, say_progress
 
@@ -283,7 +284,7 @@ def purge(
         raise click.UsageError("--resume goes on with what was chosen before")
     store = _open(chdir)
     report = PurgeReport()
-    with _told():
+    with _told(), giving_way():
         hot = of(store)
         folder = state or state_folder()
         left = CursorFile(folder, store.project).load()

@@ -266,6 +266,36 @@ class Layout:
             parts.append(struct.pack("<BI", VALUE, len(raw)) + raw)
         return _header(GENERIC, row.event_us) + bytes(self._cells.size) + b"".join(parts)
 
+    def encode_numbers(self, values: npt.NDArray[np.float64], event_us: int) -> list[bytes]:
+        """Pack rows of numbers that were computed, all as of one moment.
+
+        Args:
+            values: (rows, columns), every column of this layout a 64-bit float or integer; NaN is
+                null. Integers must be exact in float64.
+            event_us: event timestamp of all rows, microseconds since 1970.
+
+        Raises:
+            TypeError: a column is of another type.
+        """
+        if any(kind not in ("double_val", "int64_val") for kind in self.kinds):
+            raise TypeError(f"not all columns are 64-bit numbers: {self!r}")
+        nulls = np.isnan(values)
+        cells = np.where(nulls, 0.0, values).astype("<f8")
+        whole = [index for index, kind in enumerate(self.kinds) if kind == "int64_val"]
+        if whole:
+            numbers = cells[:, whole].astype("<i8")
+            cells[:, whole] = numbers.view("<f8")
+        packed, size = cells.tobytes(), self._cells.size
+        plain, nulled = _header(0, event_us), _header(STATES, event_us)
+        states = (nulls * np.uint8(NULL)).tobytes()
+        count = len(self.columns)
+        return [
+            nulled + packed[at * size : (at + 1) * size] + states[at * count : (at + 1) * count]
+            if has_null
+            else plain + packed[at * size : (at + 1) * size]
+            for at, has_null in enumerate(np.any(nulls, axis=1).tolist())
+        ]
+
     # -- decode ---------------------------------------------------------------------------------
 
     def decode(self, row: bytes) -> Sequence[Any]:

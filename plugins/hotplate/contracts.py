@@ -14,6 +14,7 @@ from hotplate.keys import Key, ViewIdentity, has_integer_keys, key_base, make_ke
 __all__ = [
     "ABSENT",
     "MISS",
+    "NOTHING_UNHEARD",
     "NO_LEASE_NEEDED",
     "Found",
     "Freshness",
@@ -22,6 +23,7 @@ __all__ = [
     "SharedRows",
     "Source",
     "Tier",
+    "TimedRows",
     "View",
 ]
 
@@ -41,6 +43,10 @@ ABSENT: Final = _Word.ABSENT
 """Known not to exist at the source."""
 
 
+NOTHING_UNHEARD: Final = b"\0"
+"""What a lease says of messages where none can arrive without being heard."""
+
+
 class Lease:
     """Until when this process knows that it has heard of every change.
 
@@ -49,12 +55,15 @@ class Lease:
 
     Attributes:
         until_ns: on the cache's clock.
+        unheard: its first byte is not 0 while a message has arrived that nobody has heard yet.
+            The kernel writes it, while the interpreter may be busy with whoever reads.
     """
 
-    __slots__ = ("_on_lapse", "until_ns")
+    __slots__ = ("_on_lapse", "unheard", "until_ns")
 
     def __init__(self, until_ns: int, on_lapse: Callable[[], None] = lambda: None) -> None:
         self.until_ns = until_ns
+        self.unheard: bytes | bytearray = NOTHING_UNHEARD
         self._on_lapse = on_lapse
 
     def is_valid(self, now_ns: int) -> bool:
@@ -125,6 +134,20 @@ class LoadRequest:
     keys: Sequence[Key]
 
 
+class TimedRows(list[bytes]):
+    """Rows of a source whose truth changes with time alone, even where nothing is written.
+
+    Attributes:
+        lives_ns: for each row how long after its load began it holds.
+    """
+
+    __slots__ = ("lives_ns",)
+
+    def __init__(self, rows: Iterable[bytes], lives_ns: Sequence[int]) -> None:
+        super().__init__(rows)
+        self.lives_ns = lives_ns
+
+
 class Found(NamedTuple):
     """What the shared tier has for one key.
 
@@ -170,8 +193,9 @@ class Source(Protocol):
         """Read every key of every request.
 
         Returns:
-            For each request a packed row a key, in order, without stamp and jitter; or the error
-            of its part, where the source has parts that fail by themselves.
+            For each request a packed row a key, in order, without stamp and jitter, as `TimedRows`
+            where they do not hold for as long as nothing is written; or the error of its part,
+            where the source has parts that fail by themselves.
         """
 
     async def load_async(

@@ -43,9 +43,23 @@ from hotplate.serving.checks import check_apply
 from hotplate.serving.lookup import Request, fault_judged, prepare
 from hotplate.serving.response import CachedResponse
 from hotplate.serving.runtime import Runtime
-from hotplate.settings import MemoryConfig, SharedConfig, check_store, store_class, tidied
+from hotplate.serving.windows import is_computed
+from hotplate.settings import (
+    MemoryConfig,
+    SharedConfig,
+    WindowsConfig,
+    check_store,
+    store_class,
+    tidied,
+)
 
-__all__ = ["CachedOnlineStore", "CachedOnlineStoreConfig", "MemoryConfig", "SharedConfig"]
+__all__ = [
+    "CachedOnlineStore",
+    "CachedOnlineStoreConfig",
+    "MemoryConfig",
+    "SharedConfig",
+    "WindowsConfig",
+]
 
 _TYPE: Final = "hotplate.online_store.CachedOnlineStore"
 
@@ -84,6 +98,9 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
     shared: SharedConfig | None = None
     """Where processes hear of each other's changes. Not needed where the store is Redis itself."""
+
+    windows: WindowsConfig = Field(default_factory=WindowsConfig)
+    """Where the event logs of windowed views are kept; see `hotplate.windowed`."""
 
     enforce_max_age: bool = False
     """Answer OUTSIDE_MAX_AGE for a value whose event time is past its feature view's own `ttl`."""
@@ -421,6 +438,9 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         Which of two rows wins is the wrapped store's affair (SQLite keeps the last one written,
         Redis the newest event time), so nothing is put into the cache: the next read asks.
         """
+        if is_computed(table):
+            self.runtime(config).write_computed(table, data)
+            return
         store, inner = self._inner(config)
         try:
             store.online_write_batch(inner, table, data, progress)
@@ -435,6 +455,9 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         progress: Callable[[int], Any] | None,
     ) -> None:
         """As `online_write_batch`, for callers on an event loop."""
+        if is_computed(table):
+            await asyncio.to_thread(self.runtime(config).write_computed, table, data)
+            return
         store, inner = self._inner_async(config)
         try:
             await store.online_write_batch_async(inner, table, data, progress)
@@ -495,8 +518,8 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         try:
             store.update(
                 config=inner,
-                tables_to_delete=tables_to_delete,
-                tables_to_keep=tables_to_keep,
+                tables_to_delete=[one for one in tables_to_delete if not is_computed(one)],
+                tables_to_keep=[one for one in tables_to_keep if not is_computed(one)],
                 entities_to_delete=entities_to_delete,
                 entities_to_keep=entities_to_keep,
                 partial=partial,

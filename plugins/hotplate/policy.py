@@ -25,10 +25,12 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from hotplate.cache_policy import (
+    EVENTS_TAG,
     GROUP_TAG,
     PRESETS,
     SETTINGS,
     TAG_PREFIX,
+    WINDOWS_TAG,
     CachePolicy,
     as_policy,
     show_setting,
@@ -219,7 +221,11 @@ def read_tags(view: str, tags: Mapping[str, str] | None) -> TaggedPolicy:
     Raises:
         PolicyError: a `hotplate.*` tag is unknown or malformed.
     """
-    own = {key: value for key, value in (tags or {}).items() if key.startswith(TAG_PREFIX)}
+    own = {
+        key: value
+        for key, value in (tags or {}).items()
+        if key.startswith(TAG_PREFIX) and key not in (WINDOWS_TAG, EVENTS_TAG)
+    }
     group = own.pop(GROUP_TAG, view)
     if not group or group == DEFAULT or _is_wildcard(group):
         raise PolicyError(

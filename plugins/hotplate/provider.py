@@ -10,7 +10,7 @@ and `push` and `write_to_online_store` keep every row. The last is to be had wit
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 from feast import OnDemandFeatureView
@@ -29,6 +29,9 @@ _log = logging.getLogger("hotplate")
 
 class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
     """Feast's own provider, for repos with windowed views and for frames of any kind."""
+
+    computes_windows: Final = True
+    """Windowed views need this provider; see `hotplate.windowed`."""
 
     def ingest_df(
         self, feature_view: Any, df: pd.DataFrame, field_mapping: dict[str, str] | None = None

@@ -12,14 +12,14 @@ from feast.repo_config import (
     FeastConfigBaseModel,
     get_online_config_from_type,
 )
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from hotplate.durations import NO_LIMIT_NS, parse_duration
 from hotplate.errors import ConfigError
 from hotplate.policy import TTLMap
 from hotplate.sizes import parse_bytes, parse_share
 
-__all__ = ["MemoryConfig", "SharedConfig", "check_store", "store_class", "tidied"]
+__all__ = ["MemoryConfig", "SharedConfig", "WindowsConfig", "check_store", "store_class", "tidied"]
 
 _EXAMPLES: Final = {
     "ttl_map": "ttl_map: {default: 30s}",
@@ -27,6 +27,7 @@ _EXAMPLES: Final = {
     "profiles": "profiles: {edge: {default: 5s}}",
     "memory": "memory: {max_bytes: 512MB}",
     "shared": "shared: {connection_string: 'localhost:6379'}",
+    "windows": "windows: {connection_string: 'localhost:6379'}",
 }
 
 
@@ -82,15 +83,53 @@ class SharedConfig(FeastConfigBaseModel):  # type: ignore[misc]
     @field_validator("timeout", "lease", mode="before")
     @classmethod
     def _read_duration(cls, value: object) -> int:
-        parsed = value if type(value) is int else parse_duration(value)
-        if not 0 < parsed < NO_LIMIT_NS:
-            raise ValueError(f"{value!r} is no time to wait: write '5ms' or '1s'")
-        return parsed
+        return _to_wait(value)
 
     @field_validator("max_row_bytes", mode="before")
     @classmethod
     def _read_bytes(cls, value: object) -> int:
         return parse_bytes(value)
+
+
+class WindowsConfig(FeastConfigBaseModel):  # type: ignore[misc]
+    """Where the event logs of windowed views are kept: the truth itself, not a copy of it."""
+
+    connection_string: str | None = Field(default=None, repr=False)
+    """As `shared.connection_string`. Left out: the wrapped store's own server, where that is Redis.
+    The server must not evict: `maxmemory-policy noeviction`."""
+
+    redis_type: Literal["redis", "redis_cluster", "redis_sentinel"] = "redis"
+    """One server, a cluster, or a primary that sentinels watch."""
+
+    sentinel_master: str = "mymaster"
+    """The name by which sentinels know the primary."""
+
+    in_process: bool = False
+    """Keep the logs in this process alone, without a server: for one process that both writes and
+    reads, and that may lose them when it ends."""
+
+    timeout: int = 1_000_000_000
+    """How long one exchange with the server may take (`"1s"`)."""
+
+    @field_validator("timeout", mode="before")
+    @classmethod
+    def _read_timeout(cls, value: object) -> int:
+        return _to_wait(value)
+
+    @model_validator(mode="after")
+    def _check_place(self) -> WindowsConfig:
+        if self.in_process and self.connection_string:
+            raise ConfigError(
+                "online_store.windows: names a server and says in_process: leave out one of them."
+            )
+        return self
+
+
+def _to_wait(value: object) -> int:
+    parsed = value if type(value) is int else parse_duration(value)
+    if not 0 < parsed < NO_LIMIT_NS:
+        raise ValueError(f"{value!r} is no time to wait: write '5ms' or '1s'")
+    return parsed
 
 
 def tidied(values: Mapping[str, Any]) -> dict[str, Any]:

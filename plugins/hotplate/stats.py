@@ -19,6 +19,8 @@ __all__ = [
     "AgeHistogram",
     "CacheStats",
     "ChannelStats",
+    "EventCounters",
+    "EventStats",
     "GroupCounters",
     "GroupStats",
     "HitCounter",
@@ -90,6 +92,44 @@ class LoaderStats:
     written_back: int = 0
     write_back_errors: int = 0
     write_back_dropped: int = 0
+
+
+class EventCounters:
+    """The live counters of one event view; see `EventStats` for what each means."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.delayed = 0
+        self.folds = 0
+        self.dropped: dict[str, int] = {}
+
+    def add(self, accepted: int, dropped: Mapping[str, int]) -> None:
+        """Count a batch."""
+        self.accepted += accepted
+        for reason, count in dropped.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def snapshot(self) -> EventStats:
+        """The counts now."""
+        return EventStats(self.accepted, dict(self.dropped), self.delayed, self.folds)
+
+
+@dataclass(frozen=True)
+class EventStats:
+    """Counts of the events that this process wrote to one event view.
+
+    Attributes:
+        accepted: events that count.
+        dropped: reason -> events that do not; see `hotplate.windows.events.REASONS`.
+        delayed: events, among the accepted, that were written later after they happened than their
+            log remembers ids for: duplicates of these cannot be told.
+        folds: logs that were folded.
+    """
+
+    accepted: int
+    dropped: Mapping[str, int]
+    delayed: int
+    folds: int
 
 
 class LoaderCounters:
@@ -356,6 +396,7 @@ class CacheStats:
         loaders: counts of each loader, by its name in feature_store.yaml.
         channel: what the event channel has seen; None where there is none.
         shared: what the shared tier has seen; None where there is none.
+        events: counts of each event view that this process wrote to.
     """
 
     groups: Mapping[str, GroupStats]
@@ -367,6 +408,7 @@ class CacheStats:
     loaders: Mapping[str, LoaderStats] = field(default_factory=dict)
     channel: ChannelStats | None = None
     shared: SharedStats | None = None
+    events: Mapping[str, EventStats] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """A table of the groups, for people; `repr` has every count."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from .history import ABSENT, RECORD, Kind, Records
+from pipelines.lab.history import ABSENT, RECORD, Kind, Records
 
 __all__ = ["Row", "cached_histories", "is_right", "random_histories", "records_of"]
 

@@ -17,14 +17,14 @@ from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 
 from hotplate.embedded import EmbeddedServer
+from pipelines.lab.checker import Bound, Report, Wrong, check
+from pipelines.lab.fleet import Fleet, Nursery
+from pipelines.lab.history import NEVER, Kind
+from pipelines.lab.plan import Plan, write_repo
+from pipelines.lab.programs import redis_server
+from pipelines.lab.servers import client_of, out_of_memory, put_garbage
 
 from ..conftest import settings_of
-from ..stores import redis_server
-from .checker import Bound, Report, Wrong, check
-from .fleet import Fleet, Nursery
-from .history import NEVER, Kind
-from .plan import Plan, write_repo
-from .servers import client_of, out_of_memory, put_garbage
 
 EXAMPLES = int(os.environ.get("HOTPLATE_ORACLE_EXAMPLES", "25"))
 IS_LONG = EXAMPLES > 100

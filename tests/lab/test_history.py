@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 
-from .checker import Bound, Report, Wrong, check
-from .history import (
+from pipelines.lab.checker import Bound, Report, Wrong, check
+from pipelines.lab.history import (
     ABSENT,
     EVERY_ENTITY,
     EVERY_VIEW,
@@ -21,6 +21,7 @@ from .history import (
     Kind,
     load_history,
 )
+
 from .simulation import Row, cached_histories, is_right, random_histories, records_of
 
 EXAMPLES = int(os.environ.get("HOTPLATE_ORACLE_EXAMPLES", "25"))

@@ -14,9 +14,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from hotplate.embedded import EmbeddedServer
-
-from .proxy import Proxy
-from .waiting import wait_until
+from pipelines.lab.proxy import Proxy
+from pipelines.lab.waiting import wait_until
 
 Dial = Callable[[], socket.socket]
 

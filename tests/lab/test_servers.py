@@ -12,11 +12,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from hotplate.embedded import EmbeddedServer
-
-from .cluster import Cluster
-from .proxy import Proxy
-from .sentinel import NAME, SentinelGroup
-from .servers import (
+from pipelines.lab.cluster import Cluster
+from pipelines.lab.proxy import Proxy
+from pipelines.lab.sentinel import NAME, SentinelGroup
+from pipelines.lab.servers import (
     GARBAGE,
     TlsServer,
     acl_user,
@@ -26,7 +25,7 @@ from .servers import (
     put_garbage,
     replica_of,
 )
-from .waiting import wait_until
+from pipelines.lab.waiting import wait_until
 
 AT_ONCE = Retry(NoBackoff(), 0)
 

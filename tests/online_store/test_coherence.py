@@ -28,9 +28,16 @@ from hotplate.clock import SYSTEM_CLOCK
 from hotplate.embedded import EmbeddedServer
 from hotplate.invalidation.channel import LEASE_NS
 from hotplate.invalidation.messages import ENTITIES_MAX, Change, decode, encode
-from hotplate.keys import EntityShape, entity_key, parse_stored_key
+from hotplate.keys import (
+    EntityShape,
+    entity_key,
+    parse_stored_key,
+    shape_and_values,
+    shapes_and_values,
+)
+from pipelines.lab.programs import redis_server
 
-from ..stores import CACHED, MERCHANT, USER, Repo, redis_server
+from ..stores import CACHED, MERCHANT, USER, Repo
 
 EVENT = {"default": {"ttl": "1h", "coherence": "event"}}
 AGE = ["v:age"]
@@ -178,6 +185,59 @@ def test_an_invalidation_in_another_process_is_heard(
     elsewhere(order)
     until(lambda: read(repo) == 0 and repo.cache.stats().groups["v"].loads > before, seconds=1)
     assert channel(repo).changes_heard == 1
+
+
+LATER = """
+import sys, time
+import redis
+with redis.Redis(port=int(sys.argv[1])) as client:
+    client.ping()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    time.sleep(0.2)
+    client.execute_command(*(bytes.fromhex(word) for word in sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("how", ["tracked", "announced"])
+def test_a_process_that_never_waits_hears(tmp_path: Path, server: EmbeddedServer, how: str) -> None:
+    """Whoever reads without a pause lets the listener have the interpreter as soon as it needs it.
+
+    Left alone, the reader would keep it for the whole of the switch interval; the lease, by a
+    clock that stands still, does not end.
+    """
+    shared = {"connection_string": server.connection_string}
+    is_tracked = how == "tracked"
+    online: dict[str, Any] = {"type": "redis", **shared} if is_tracked else {"type": "sqlite"}
+    repo = Repo(tmp_path, online, ttl_map=EVENT, settings={} if is_tracked else {"shared": shared})
+    repo.apply(USER, repo.view("v", {"age": Int64}))
+    write(repo, 0)
+    with redis_client.Redis(port=server.port) as client:
+        stored = [key for key in client.scan_iter() if b"hotplate" not in key]
+    shape = EntityShape(("user_id",), ("int64_val",))
+    (told,) = encode("another process", "v", [(shape, (1,))])
+    topic = b"hotplate:changes:{%b}" % repo.project.encode()
+    command = (b"DEL", stored[0]) if is_tracked else (b"PUBLISH", topic, told)
+    with subprocess.Popen(
+        [sys.executable, "-c", LATER, str(server.port), *(word.hex() for word in command)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        warm(repo)
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(100)
+        try:
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+            deadline = time.monotonic() + 20
+            while tier(repo) is Tier.MEMORY:
+                assert time.monotonic() < deadline, "it was not heard"
+        finally:
+            sys.setswitchinterval(interval_s)
+    repo.cache.runtime.close()
 
 
 def test_another_entity_stays(repo: Repo, elsewhere: Callable[[str], None]) -> None:
@@ -410,6 +470,14 @@ def test_stored_keys_are_read_as_feast_writes_them(
         assert parse_stored_key(raw + more + project, project) is None
     for end in range(len(raw)):
         assert parse_stored_key(raw[:end] + project, project) in (None, entity) or end == len(raw)
+
+
+@given(st.lists(ENTITIES, max_size=20))
+def test_many_entities_are_split_like_each_of_them(entities: list[tuple[EntityShape, Any]]) -> None:
+    """What a large write takes a shorter way for, unset values and several keys included."""
+    keys = [entity_key(shape, values) for shape, values in entities]
+    keys.append(entity_key(EntityShape(("user_id",), ("",)), (None,)))
+    assert shapes_and_values(keys) == [shape_and_values(key) for key in keys]
 
 
 def test_keys_of_every_type_are_heard(tmp_path: Path, server: EmbeddedServer) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ..lab.checker import Report
-from ..lab.fleet import Nursery
-from ..lab.stage import FAULTS, Stage, staged
+from pipelines.lab.checker import Report
+from pipelines.lab.fleet import Nursery
+from pipelines.lab.stage import FAULTS, Stage, staged
 
 
 def assert_right(stage: Stage, report: Report) -> None:

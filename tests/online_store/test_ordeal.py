@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ..lab.fleet import Nursery
-from ..lab.stage import AGED, EVENT, FAULTS, TRACKED_FAULTS, staged
+from pipelines.lab.fleet import Nursery
+from pipelines.lab.stage import AGED, EVENT, FAULTS, TRACKED_FAULTS, staged
 
 EXAMPLES = int(os.environ.get("HOTPLATE_ORACLE_EXAMPLES", "25"))
 SECONDS = EXAMPLES * 0.2

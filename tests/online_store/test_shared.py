@@ -6,12 +6,14 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,12 @@ from hotplate.clock import FakeClock
 from hotplate.embedded import EmbeddedServer
 from hotplate.errors import ConfigError
 from hotplate.invalidation import local
+from hotplate.servers import pool as pool_module
+from pipelines.lab.programs import redis_server, valkey_server
+from pipelines.lab.proxy import Proxy
+from pipelines.lab.servers import frozen
 
-from ..lab.proxy import Proxy
-from ..stores import CACHED, USER, Repo, redis_server, valkey_server
+from ..stores import CACHED, USER, Repo
 
 AGE = ["v:age"]
 ONE = [{"user_id": 1}]
@@ -391,6 +396,46 @@ def test_a_frozen_server_is_left_alone(fleet: Fleet, server: EmbeddedServer) -> 
     assert shared_stats(store).owed == 0
     assert read(store)[0] == 11
     assert read(fleet.join())[0] == 11
+
+
+@pytest.mark.parametrize("fault", ["frozen", "black hole", "full backlog"])
+def test_nobody_waits_for_a_connection_to_a_frozen_server(
+    tmp_path: Path, own_server: EmbeddedServer, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes connections and never answers: a process that has none reads the source."""
+    monkeypatch.setattr(pool_module, "CONNECT_TIMEOUT_S", 60.0)
+    with Proxy((own_server.host, own_server.port)) as proxy, ExitStack() as stack:
+        at = {
+            "frozen": own_server.connection_string,
+            "black hole": proxy.connection_string,
+            "full backlog": stack.enter_context(full_backlog()),
+        }[fault]
+        fleet = Fleet(tmp_path, {"connection_string": at}, TTL)
+        fleet.write(10)
+        if fault == "frozen":
+            stack.enter_context(frozen(own_server))
+        proxy.blackhole()
+        store = fleet.join()
+        began = time.monotonic()
+        for user in (1, 2, 3):
+            assert read(store, user)[1] is Tier.SOURCE
+        assert time.monotonic() - began < 30
+        assert shared_stats(store).errors == 3
+        assert shared_stats(store).opened == 0, "it may just be far away"
+        hotplate.of(store).runtime.close()
+
+
+@contextmanager
+def full_backlog() -> Iterator[str]:
+    """An address that does not even take connections, without refusing them."""
+    with socket.socket() as listener, ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(8):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def test_an_entry_that_trickles_in_is_not_waited_for(fleet: Fleet, server: EmbeddedServer) -> None:

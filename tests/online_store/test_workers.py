@@ -16,8 +16,8 @@ from typing import Any
 
 import hotplate
 from hotplate.embedded import EmbeddedServer
+from pipelines.lab.waiting import wait_until
 
-from ..lab.waiting import wait_until
 from ..stores import Repo
 from ..stores import _free_port as free_port
 from .test_deployments import AGE, T0, opened, write

@@ -19,9 +19,10 @@ from hotplate.embedded import EmbeddedServer
 from hotplate.operations import doctor, servers, trials
 from hotplate.operations.findings import ERROR, OK, WARNING, Finding, merged
 from hotplate.servers import rights
+from pipelines.lab.programs import redis_server
 
 from ..guarded import Guarded
-from ..stores import USER, Repo, await_, redis_server
+from ..stores import USER, Repo, await_
 from .deployments import another_cache, command
 
 EVENT = {"default": {"ttl": "1h", "coherence": "event"}}

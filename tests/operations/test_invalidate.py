@@ -25,9 +25,10 @@ from hotplate.embedded import EmbeddedServer
 from hotplate.errors import EntityError
 from hotplate.operations.entities import CHUNK, EntityReader
 from hotplate.operations.invalidate import Invalidation, be_patient
+from pipelines.lab.cluster import Cluster
+from pipelines.lab.programs import redis_server
 
-from ..lab.cluster import Cluster
-from ..stores import MERCHANT, USER, Repo, await_, redis_server
+from ..stores import MERCHANT, USER, Repo, await_
 from .deployments import another_cache, command, elsewhere, tiers
 
 EVENT = {"default": {"ttl": "1h", "coherence": "event", "jitter": 0}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from hotplate.keys import Key
 from hotplate.policy import ResolvedPolicy
 from hotplate.stats import GroupCounters
 
-__all__ = ["Answer", "Bound", "Reading", "Want"]
+__all__ = ["Answer", "Bound", "Reading", "Want", "aged"]
 
 
 class Bound:
@@ -95,6 +95,7 @@ class Reading:
     Attributes:
         began_ns: when the request came.
         now_ns: when its rows were last judged; later than that once it had to wait.
+        loaded: what it read from the source itself.
     """
 
     __slots__ = (
@@ -102,6 +103,7 @@ class Reading:
         "began_ns",
         "is_async",
         "is_refresh",
+        "loaded",
         "missing",
         "now_ns",
         "origins",
@@ -125,6 +127,7 @@ class Reading:
         self.answer_of: dict[Key, bytes] = {}
         self.missing: dict[Key, Want] = {}
         self.origins: dict[Key, Tier] = {}
+        self.loaded: set[Key] = set()
         self.refresh: dict[Key, Want] = {}
 
     def answer(self) -> Answer:
@@ -135,3 +138,20 @@ class Reading:
             self.origins,
             self.wants,
         )
+
+
+def aged(
+    fresh: Mapping[Key, bytes], lives_ns: Sequence[int], bound: Bound, began_ns: int
+) -> dict[Key, bytes]:
+    """Rows that do not hold for a whole ttl, as if their read had begun earlier.
+
+    So they expire in time wherever they are read, and nothing else has to know. Their view's
+    identity must hold the ttl: under a longer one they would live on.
+    """
+    longest_ns = bound.policy.ttl_ns
+    return {
+        key: row
+        if life_ns >= longest_ns
+        else max(0, began_ns + life_ns - longest_ns).to_bytes(8, "big") + row[8:]
+        for (key, row), life_ns in zip(fresh.items(), lives_ns, strict=True)
+    }

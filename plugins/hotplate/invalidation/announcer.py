@@ -21,7 +21,9 @@ from typing import Final
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.forks import leave_behind, restart_in_children
 from hotplate.invalidation.messages import decode, encode
-from hotplate.servers.redis import Node, RedisServer, Wire, close_with
+from hotplate.servers.redis import RedisServer
+from hotplate.servers.topology import Node
+from hotplate.servers.wire import Wire, close_with
 
 __all__ = ["Announcer"]
 

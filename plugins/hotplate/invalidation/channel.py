@@ -28,17 +28,19 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from hotplate.clock import Clock
-from hotplate.contracts import Lease
+from hotplate.contracts import NOTHING_UNHEARD, Lease
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.forks import leave_behind, restart_in_children
 from hotplate.invalidation.messages import Change, decode
 from hotplate.seldom import Seldom
 from hotplate.servers import rights
-from hotplate.servers.redis import RedisServer, Topology, Wire
+from hotplate.servers.redis import RedisServer
+from hotplate.servers.topology import Topology
+from hotplate.servers.wire import Wire
 
 __all__ = ["LEASE_NS", "Channel", "Hearer"]
 
@@ -48,6 +50,7 @@ _SILENT_S: Final = 1.0
 _PAUSE_S: Final = 0.1
 _PAUSE_MAX_S: Final = 0.5
 _CHECK_S: Final = 0.5
+_RECEIVE_BYTES: Final = 1 << 12  # what is heard before a reader who waits for it goes on
 _CHANGED_KEYS: Final = b"__redis__:invalidate"
 _log = logging.getLogger("hotplate.channel")
 
@@ -95,10 +98,13 @@ class Channel:
         restart_in_children(self)
 
     def _reset(self) -> None:
-        self.lease.until_ns = -1
+        self._end_lease()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._session: _Session | None = None
+
+    def _end_lease(self) -> None:
+        self.lease.until_ns, self.lease.unheard = -1, NOTHING_UNHEARD
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -126,7 +132,7 @@ class Channel:
         with self._lock:
             self._term += 1
             self._session = None
-            self.lease.until_ns = -1
+            self._end_lease()
             thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(2 * _SILENT_S)
@@ -141,8 +147,8 @@ class Channel:
             wanted = self._prefixes | frozenset(prefixes)
             if wanted != self._prefixes:
                 self._prefixes = wanted
-                self.lease.until_ns = -1
                 self._session = None
+                self._end_lease()
         self.start()
 
     @property
@@ -182,6 +188,7 @@ class Channel:
                 if prefixes != self._prefixes or term != self._term:
                     raise ServerError("there is something else to listen for")
                 self._session = session
+                self.lease.unheard = session.unheard
             self.sessions += 1
             self.tell_gap()
         except BaseException:
@@ -213,7 +220,7 @@ class Channel:
             if self._session is session:
                 self._session = None
             if self._session is None:
-                self.lease.until_ns = -1
+                self._end_lease()
 
     def tell_gap(self) -> None:
         """Something may have been missed."""
@@ -291,6 +298,11 @@ class _Session:
             topic = self._topic if node == home else None
             ear.listen(talker, topic, self._prefixes, is_cluster=is_cluster)
 
+    @property
+    def unheard(self) -> bytes | bytearray:
+        """Where messages arrive; see `Lease`. In a cluster they do so in several places."""
+        return self._ears[0].unheard if len(self._ears) == 1 else NOTHING_UNHEARD
+
     def run(self, clock: Clock) -> None:
         """Listen until something ends the session."""
         jobs: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
@@ -320,8 +332,9 @@ class _Session:
 
     def _hear(self, ear: _Ear) -> None:
         try:
-            while not self._is_over.is_set():
-                channel, body = ear.message()
+            for channel, body in ear.messages():
+                if self._is_over.is_set():
+                    return
                 if channel == ear.name:
                     ear.heard(int(body))
                     self._channel.renew(self, min(one.until_ns for one in self._ears))
@@ -357,6 +370,7 @@ class _Ear:
     Attributes:
         name: of the channel on which its probes come back.
         until_ns: until when everything changed on this primary is known to have been heard.
+        unheard: where messages arrive; see `Lease`.
     """
 
     def __init__(self, listener: Wire) -> None:
@@ -367,6 +381,7 @@ class _Ear:
         self._is_cluster = False
         self._heard_s = time.monotonic()
         self.until_ns = -1
+        self.unheard = bytearray(_RECEIVE_BYTES)
         self.name = f"hotplate:probe:{uuid.uuid4().hex}".encode()
 
     def listen(
@@ -424,12 +439,12 @@ class _Ear:
             raise ServerError(f"{self._talker.node}: the cluster was rearranged")
         self._epoch = epoch
 
-    def message(self) -> tuple[bytes, Any]:
-        """Wait for the next message."""
-        kind, channel, body = self._listener.read()
-        if kind not in (b"message", b"smessage"):
-            raise ServerError(f"{self._listener.node}: the subscription ended")
-        return channel, body
+    def messages(self) -> Iterator[tuple[bytes, Any]]:
+        """What is heard, without end."""
+        for kind, channel, body in self._listener.hear(self.unheard):
+            if kind not in (b"message", b"smessage"):
+                raise ServerError(f"{self._listener.node}: the subscription ended")
+            yield channel, body
 
     def close(self) -> None:
         self._listener.close()

@@ -27,7 +27,7 @@ __all__ = ["Invalidation", "Outcome", "Scope", "Target", "be_patient"]
 
 _PATIENT_NS: Final = 2_000_000_000
 _POLL_S: Final = 0.02
-_COUNTED_PAGES: Final = 2_000  # half a million places of the server's table
+_COUNTED_PAGES: Final = 10_000  # half a million places of the server's table
 
 
 class Target(Protocol):

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
-__all__ = ["Pace"]
+__all__ = ["Pace", "giving_way"]
 
 _SECOND: Final = 1.0
 _STEPS: Final = 10
+_NICER: Final = 10
+
+
+@contextmanager
+def giving_way() -> Iterator[None]:
+    """Let other programs of this machine have its processors first, the server among them."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, min(19, before + _NICER))
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):  # only a privileged user may take it back
+            os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 class Pace:

@@ -20,7 +20,9 @@ from hotplate.operations.trials import (
     operating_rights,
     tracking_works,
 )
-from hotplate.servers.redis import RedisServer, Topology, Wire
+from hotplate.servers.redis import RedisServer
+from hotplate.servers.topology import Topology
+from hotplate.servers.wire import Wire
 from hotplate.sizes import format_bytes
 
 __all__ = ["Use", "examine_server"]

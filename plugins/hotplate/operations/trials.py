@@ -18,7 +18,9 @@ from typing import Any, Final
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.operations.findings import ERROR, OK, WARNING, Finding
 from hotplate.servers import rights
-from hotplate.servers.redis import Node, RedisServer, Topology, Wire
+from hotplate.servers.redis import RedisServer
+from hotplate.servers.topology import Node, Topology
+from hotplate.servers.wire import Wire
 from hotplate.tiers.entries import generations_of, project_prefix
 
 __all__ = ["Ground", "channel_works", "missing_rights", "operating_rights", "tracking_works"]
@@ -121,7 +123,6 @@ def _missing_for_tier(ground: Ground) -> set[str]:
         "hmget": ("HMGET", key, "x"),
         "hset": ("HSET", key, "x", "x"),
         "hsetnx": ("HSETNX", key, "x", "x"),
-        "hlen": ("HLEN", key),
         "time": ("TIME",),
         "info": ("INFO", "server"),
         "eval": ("EVAL", "return 1", 1, key),

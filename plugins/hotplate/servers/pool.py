@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.forks import leave_behind
-from hotplate.servers.redis import Node, RedisServer, Topology, Wire, close_with
+from hotplate.servers.connector import Connector
+from hotplate.servers.redis import RedisServer
+from hotplate.servers.topology import Node, Topology
+from hotplate.servers.wire import PrimaryId, Wire, close_with
 
-__all__ = ["Command", "Pool"]
+__all__ = ["CONNECT_TIMEOUT_S", "Command", "Pool", "Primaries"]
 
 Command = tuple[bytes, tuple[Any, ...]]
 """The key that decides which primary is asked, and the command."""
 
+CONNECT_TIMEOUT_S: Final = 0.5
+"""For each step of connecting. It happens on the side; who cannot do without waits this long."""
+
 _IDLE_MAX: Final = 64
-_CONNECT_TIMEOUT_S: Final = 0.5
+
+
+class Primaries:
+    """The primaries of a deployment when it was met: who they are, and a wire to each.
+
+    Attributes:
+        topology: where they are.
+        ids: who they are.
+        have_changed: whether others were met before; some of what those were told may be lost.
+    """
+
+    def __init__(self, topology: Topology, before: frozenset[PrimaryId] | None) -> None:
+        self.topology = topology
+        self.wires: dict[Node, Wire] = {}
+        self.ids: frozenset[PrimaryId] = frozenset()
+        self._before = before
+
+    @property
+    def have_changed(self) -> bool:
+        if self._before is None:
+            return False
+        return {one.run for one in self.ids} != {one.run for one in self._before}
+
+    def ask(self, key: bytes, *command: Any) -> Any:
+        """Send a command to the primary that holds a key, before anybody else does."""
+        return self.wires[self.topology.node_of(key)].ask(*command)
+
+    def close(self) -> None:
+        for wire in self.wires.values():
+            wire.close()
+
+
+def _ignore(_: object) -> None:
+    """For pools that need not be told."""
 
 
 class Pool:
@@ -25,24 +64,42 @@ class Pool:
 
     Args:
         server: the deployment.
-        timeout_s: how long a reply may take.
+        timeout_s: how long a reply may take, and how long a wire is waited for.
+        admit: told which primaries were met before any of them is asked anything; raises where
+            they must not be.
+        on_failure: told of attempts to connect that failed, on threads of their own.
     """
 
-    def __init__(self, server: RedisServer, timeout_s: float) -> None:
+    def __init__(
+        self,
+        server: RedisServer,
+        timeout_s: float,
+        admit: Callable[[Primaries], None] = _ignore,
+        on_failure: Callable[[Exception], None] = _ignore,
+    ) -> None:
         self.server = server
         self.timeout_s = timeout_s
-        self._runs: frozenset[bytes] | None = None
+        self._admit = admit
+        self._on_failure = on_failure
+        self._ids: frozenset[PrimaryId] | None = None
+        self._term = 0
         self._reset()
 
     def _reset(self) -> None:
         self._idle: dict[Node, list[Wire]] = {}
         close_with(self, self._idle.values())
         self._topology: Topology | None = None
-        self._lock = threading.Lock()
+        self._connector = Connector(self._on_failure)
         self._pid = os.getpid()
 
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
+    # -- asking ---------------------------------------------------------------------------------
+
+    def ask(self, commands: Sequence[Command], wait_s: float | None = None) -> list[Any]:
         """Send commands to the primaries that hold their keys, all before the first reply is read.
+
+        Args:
+            commands: what to send.
+            wait_s: how long to wait for a wire where there is none; `timeout_s` if left out.
 
         Returns:
             A reply a command, in order; an error reply as a `CommandRefused`, not raised.
@@ -51,18 +108,18 @@ class Pool:
             ServerError: a primary did not answer in time, or the deployment was rearranged. Some
                 of the commands may have been carried out.
         """
-        topology = self._find()
+        topology, term = self._find(wait_s), self._term
         if topology.slots:
-            return self._ask_cluster(topology, commands)
+            return self._ask_cluster(topology, commands, wait_s)
         node = topology.nodes[0]
-        wire = self._take(node)
+        wire = self._take(node, wait_s)
         try:
             replies = wire.exchange([command for _, command in commands])
         except BaseException:
             wire.close()
             self._topology = None
             raise
-        self._give(node, wire)
+        self._give(node, wire, term)
         return replies
 
     def ask_keys(
@@ -92,15 +149,40 @@ class Pool:
                 raise reply
         return [*head, *values]
 
-    def _ask_cluster(self, topology: Topology, commands: Sequence[Command]) -> list[Any]:
+    def unlink(self, keys: Sequence[bytes], wait_s: float | None = None) -> int:
+        """Delete keys; returns how many there were.
+
+        Args:
+            keys: of any of the primaries.
+            wait_s: as `ask`.
+
+        Raises:
+            ServerError: as `ask`; a refusal of any of it, too.
+        """
+        if not keys:
+            return 0
+        # one command where it can be one: a command a key costs several times as much on both sides
+        if self._find(wait_s).slots:
+            replies = self.ask([(key, ("UNLINK", key)) for key in keys], wait_s)
+        else:
+            replies = self.ask([(keys[0], ("UNLINK", *keys))], wait_s)
+        for reply in replies:
+            if isinstance(reply, CommandRefused):
+                raise reply
+        return sum(map(int, replies))
+
+    def _ask_cluster(
+        self, topology: Topology, commands: Sequence[Command], wait_s: float | None
+    ) -> list[Any]:
         by_node: dict[Node, list[int]] = {}
         for index, (key, _) in enumerate(commands):
             by_node.setdefault(topology.node_of(key), []).append(index)
         wires: dict[Node, Wire] = {}
+        term = self._term
         replies: list[Any] = [None] * len(commands)
         try:
             for node, indexes in by_node.items():
-                wires[node] = self._take(node)
+                wires[node] = self._take(node, wait_s)
                 wires[node].send(*[commands[index][1] for index in indexes])
             for node, indexes in by_node.items():
                 for index in indexes:
@@ -111,74 +193,102 @@ class Pool:
             self._topology = None
             raise
         for node, wire in wires.items():
-            self._give(node, wire)
+            self._give(node, wire, term)
         if any(isinstance(reply, CommandRefused) and _is_moved(reply) for reply in replies):
             self._topology = None
             raise ServerError("the cluster was rearranged")
         return replies
 
-    def _find(self) -> Topology:
-        """The primaries, which are the very processes that were first found.
+    # -- meeting --------------------------------------------------------------------------------
 
-        Raises:
-            ServerError: they are not: one was restarted or replaced, and with it may have come
-                back what was deleted. `renew` accepts them.
-        """
+    def _find(self, wait_s: float | None = None) -> Topology:
+        """The primaries, once they have been admitted."""
         self._notice_fork()
         topology = self._topology
         if topology is None:
-            topology, runs = self._meet()
-            if self._runs is None:
-                self._runs = runs
-            elif runs != self._runs:
-                raise ServerError("another server answers than before")
-            self._topology = topology
+            wait_s = self.timeout_s if wait_s is None else wait_s
+            topology = self._connector.wait_for(
+                "primaries", lambda: self._topology, self._meet, wait_s, at_once=1
+            )
         return topology
 
-    def _meet(self) -> tuple[Topology, frozenset[bytes]]:
-        topology = self.server.topology(_CONNECT_TIMEOUT_S)
-        runs = set()
-        for node in topology.nodes:
-            wire = self._connect(node)
-            try:
-                runs.add(wire.run_id())
-            except BaseException:
-                wire.close()
-                raise
-            self._give(node, wire)
-        return topology, frozenset(runs)
+    def renew(self) -> None:
+        """Connect anew, on this thread, to whoever the primaries are now.
 
-    def renew(self) -> bool:
-        """Connect anew to whoever the primaries are now; whether others answer than before."""
+        Raises:
+            ServerError: they cannot be reached, or are not admitted.
+        """
+        self._notice_fork()
         self.drop()
-        topology, runs = self._meet()
-        are_others = self._runs is not None and runs != self._runs
-        self._runs, self._topology = runs, topology
-        return are_others
+        self._meet()
 
-    def _take(self, node: Node) -> Wire:
-        with self._lock:
+    def _meet(self) -> None:
+        term = self._term
+        met = Primaries(self.server.topology(CONNECT_TIMEOUT_S), self._ids)
+        try:
+            for node in met.topology.nodes:
+                met.wires[node] = self.server.wire(node, CONNECT_TIMEOUT_S)
+            met.ids = frozenset(wire.primary_id() for wire in met.wires.values())
+            self._admit(met)
+            for wire in met.wires.values():
+                wire.answer_within(self.timeout_s)
+        except BaseException:
+            met.close()
+            raise
+        with self._connector.lock:
+            if term == self._term:
+                self._ids, self._topology = met.ids, met.topology
+        for node, wire in met.wires.items():
+            self._give(node, wire, term)
+
+    # -- wires ----------------------------------------------------------------------------------
+
+    def _take(self, node: Node, wait_s: float | None) -> Wire:
+        connector = self._connector
+        with connector.lock:
             idle = self._idle.get(node)
             if idle:
                 return idle.pop()
-        return self._connect(node)
+        return connector.wait_for(
+            node,
+            partial(self._pop, node),
+            partial(self._connect, node, self._term),
+            self.timeout_s if wait_s is None else wait_s,
+        )
 
-    def _connect(self, node: Node) -> Wire:
-        wire = self.server.wire(node, _CONNECT_TIMEOUT_S)
-        wire.answer_within(self.timeout_s)
-        return wire
+    def _pop(self, node: Node) -> Wire | None:
+        idle = self._idle.get(node)
+        return idle.pop() if idle else None
 
-    def _give(self, node: Node, wire: Wire) -> None:
-        with self._lock:
+    def _connect(self, node: Node, term: int) -> None:
+        wire = self.server.wire(node, CONNECT_TIMEOUT_S)
+        try:
+            is_known = wire.primary_id() in (self._ids or ())
+            wire.answer_within(self.timeout_s)
+        except BaseException:
+            wire.close()
+            raise
+        if is_known or term != self._term:
+            self._give(node, wire, term)
+        else:  # restarted or replaced: with it may have come back what was deleted
+            wire.close()
+            raise ServerError(f"{node}: another server answers than before")
+
+    def _give(self, node: Node, wire: Wire, term: int) -> None:
+        """Keep a wire for the next one, unless it was taken, or begun, before `drop`."""
+        connector = self._connector
+        with connector.lock:
             idle = self._idle.setdefault(node, [])
-            if len(idle) < _IDLE_MAX:
+            if term == self._term and len(idle) < _IDLE_MAX:
                 idle.append(wire)
+                connector.tell()
                 return
         wire.close()
 
     def drop(self) -> None:
         """Close what is idle and ask anew who the primaries are."""
-        with self._lock:
+        with self._connector.lock:
+            self._term += 1
             idle = [wire for wires in self._idle.values() for wire in wires]
             self._idle.clear()
             self._topology = None

@@ -3,26 +3,22 @@
 Connection strings are Feast's (`host:port,host:port,db=0,ssl=true,username=...,password=...`), so
 that what a user wrote for Feast's Redis store means the same here. Everything after the hosts goes
 to redis-py's connection: TLS, ACL user and password pass through and are never shown.
-
-A `Wire` is one connection without redis-py's retries, pools and callbacks: what uses it must know
-when a connection was lost, because what was lost with it decides what may still be served.
 """
 
 from __future__ import annotations
 
-import time
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hotplate.errors import CommandRefused, ServerError
+from hotplate.errors import ServerError
+from hotplate.servers.topology import Node, Topology
+from hotplate.servers.wire import Wire
 
-__all__ = ["KINDS", "Node", "RedisServer", "Topology", "Wire", "close_with"]
+__all__ = ["KINDS", "RedisServer"]
 
 KINDS: Final = ("redis", "redis_cluster", "redis_sentinel")
 _CONNECT_TIMEOUT_S: Final = 0.5
-_RECEIVE_BYTES: Final = 1 << 16
 # what only redis-py's cluster client understands
 _CLUSTER_ONLY: Final = (
     "cluster_error_retry_attempts",
@@ -32,51 +28,6 @@ _CLUSTER_ONLY: Final = (
     "require_full_coverage",
     "skip_full_coverage_check",
 )
-
-
-@dataclass(frozen=True, order=True)
-class Node:
-    """A primary.
-
-    Attributes:
-        host: its name or address.
-        port: its port.
-    """
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-@dataclass(frozen=True)
-class Topology:
-    """The primaries of a deployment at one moment.
-
-    Attributes:
-        nodes: every primary, sorted.
-        slots: for a cluster (first slot, last slot, primary); empty otherwise.
-    """
-
-    nodes: tuple[Node, ...]
-    slots: tuple[tuple[int, int, Node], ...] = ()
-
-    def node_of(self, key: bytes) -> Node:
-        """The primary that holds a key.
-
-        Raises:
-            ServerError: no node of the cluster covers its slot.
-        """
-        if not self.slots:
-            return self.nodes[0]
-        from redis.crc import key_slot
-
-        slot = key_slot(key)
-        for first, last, node in self.slots:
-            if first <= slot <= last:
-                return node
-        raise ServerError(f"no node of the cluster covers slot {slot}")
 
 
 @dataclass(frozen=True)
@@ -209,167 +160,7 @@ class RedisServer:
         return Topology((Node(str(host), int(port)),))
 
 
-def close_with(owner: object, wires: Iterable[list[Wire]]) -> None:
-    """Close wires when their owner is collected, before their sockets are.
-
-    Args:
-        owner: who has them.
-        wires: where they are then; must not refer to the owner.
-    """
-    weakref.finalize(owner, _close_all, wires).atexit = False
-
-
-def _close_all(wires: Iterable[list[Wire]]) -> None:
-    for some in list(wires):
-        while some:
-            some.pop().close()
-
-
-# redis-py makes classes of its own of some answers and drops their first word
-_CODES: Final = {
-    "AskError": "ASK",
-    "ClusterDownError": "CLUSTERDOWN",
-    "MovedError": "MOVED",
-    "NoPermissionError": "NOPERM",
-    "NoScriptError": "NOSCRIPT",
-    "OutOfMemoryError": "OOM",
-    "ReadOnlyError": "READONLY",
-    "TryAgainError": "TRYAGAIN",
-}
-
-
-def _code_of(error: Exception) -> str:
-    known = _CODES.get(type(error).__name__)
-    return known if known is not None else str(error).split(" ", 1)[0]
-
-
 def _node_of(primary: Sequence[Any], asked: Node) -> Node:
     host, port = primary[0], primary[1]
     name = host.decode() if isinstance(host, bytes) else str(host or "")
     return Node(name or asked.host, int(port))  # an empty name is "the one you asked"
-
-
-class Wire:
-    """One connection to one primary: commands out, replies in, no retries.
-
-    Used by one thread at a time. Any error but `CommandRefused` leaves it closed.
-    """
-
-    __slots__ = ("_connection", "_is_open", "node")
-
-    def __init__(self, node: Node, connection: Any) -> None:
-        self.node = node
-        self._connection = connection
-        self._is_open = True
-
-    def send(self, *commands: Sequence[Any]) -> None:
-        """Send commands without waiting for their replies."""
-        from redis import RedisError
-
-        connection = self._connection
-        if not self._is_open:  # redis-py would connect again, and nobody would know
-            raise ServerError(f"{self.node}: the connection was closed")
-        try:
-            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-        except (RedisError, OSError) as error:
-            raise self._lost(error) from None
-
-    def read(self) -> Any:
-        """The next reply.
-
-        Raises:
-            CommandRefused: the server answered with an error; the connection is still good.
-            ServerError: the connection is lost, or nothing came in time.
-        """
-        from redis import RedisError, ResponseError
-
-        try:
-            return self._connection.read_response(disable_decoding=True)
-        except ResponseError as error:
-            raise CommandRefused(f"{self.node}: {error}", _code_of(error)) from None
-        except (RedisError, OSError, AttributeError, ValueError) as error:
-            # the latter two where another thread closed it meanwhile
-            raise self._lost(error) from None
-
-    def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send commands and read a reply each; an error reply as a `CommandRefused`, not raised.
-
-        Raises:
-            ServerError: the connection is lost, or a reply did not come in time.
-        """
-        from redis import RedisError, ResponseError
-        from redis._parsers.hiredis import NOT_ENOUGH_DATA as not_enough
-
-        connection = self._connection
-        if not self._is_open:
-            raise ServerError(f"{self.node}: the connection was closed")
-        replies: list[Any] = []
-        try:
-            reader = getattr(connection._parser, "_reader", None)
-            if reader is None or not hasattr(reader, "gets"):  # redis-py without hiredis
-                self.send(*commands)
-                return [self.read_or_refusal() for _ in commands]
-            pack = connection._command_packer.pack
-            sock = connection._sock
-            sock.sendall(b"".join([part for command in commands for part in pack(*command)]))
-            timeout_s, began_s = sock.gettimeout(), time.monotonic()
-            while len(replies) < len(commands):
-                reply = reader.gets(False)
-                if reply is not_enough:
-                    # a reply that trickles in never lets the socket's own timeout pass
-                    if timeout_s is not None and time.monotonic() - began_s > timeout_s:
-                        raise TimeoutError("timed out")
-                    received = sock.recv(_RECEIVE_BYTES)
-                    if not received:
-                        raise ConnectionError("the server closed the connection")
-                    reader.feed(received)
-                elif isinstance(reply, ResponseError):
-                    replies.append(CommandRefused(f"{self.node}: {reply}", _code_of(reply)))
-                elif isinstance(reply, Exception):
-                    raise reply
-                else:
-                    replies.append(reply)
-        except (RedisError, OSError, AttributeError, ValueError) as error:
-            raise self._lost(error) from None
-        return replies
-
-    def read_or_refusal(self) -> Any:
-        """The next reply; an error reply as a `CommandRefused`, not raised."""
-        try:
-            return self.read()
-        except CommandRefused as refusal:
-            return refusal
-
-    def run_id(self) -> bytes:
-        """What tells this run of the server from every other one, and from other servers."""
-        info = self.ask("INFO", "server")
-        lines = info.split(b"\r\n") if isinstance(info, bytes) else []
-        found = next((line for line in lines if line.startswith(b"run_id:")), None)
-        if found is None:
-            raise self._lost(ValueError("it does not say who it is"))
-        return bytes(found)
-
-    def answer_within(self, timeout_s: float) -> None:
-        """From now on a reply may take this long."""
-        self._connection._sock.settimeout(timeout_s)
-
-    def wait_forever(self) -> None:
-        """Let `read` wait without a bound, until another thread closes the wire."""
-        self._connection._sock.settimeout(None)
-
-    def ask(self, *command: Any) -> Any:
-        """Send one command and return its reply."""
-        self.send(command)
-        return self.read()
-
-    def close(self) -> None:
-        """Close it; calling it again does nothing."""
-        self._is_open = False
-        self._connection.disconnect()
-
-    def _lost(self, error: Exception) -> ServerError:
-        self.close()
-        return ServerError(f"{self.node}: {error or type(error).__name__}")
-
-    def __repr__(self) -> str:
-        return f"Wire({self.node})"

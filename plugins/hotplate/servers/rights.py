@@ -14,7 +14,6 @@ TIER: Final = (
     "hmget",
     "hset",
     "hsetnx",
-    "hlen",
     "time",
     "eval",
     "evalsha",

@@ -14,6 +14,8 @@ from hotplate.errors import HotplateError, PolicyError
 from hotplate.policy import PolicyLayers, TaggedPolicy, read_tags
 from hotplate.serving.loaders import Loaders
 from hotplate.serving.policies import feature_views_of, group_of, no_channel, tagged
+from hotplate.serving.window_checks import check_exact, check_place
+from hotplate.serving.windows import is_windowed
 
 if TYPE_CHECKING:
     from hotplate.serving.runtime import Runtime
@@ -44,7 +46,9 @@ def check_apply(
         PolicyError: the first contradiction, unknown name or group without its channel.
         ConfigError: a loader is named as no view and no group.
         LoaderError: a loader cannot load its view.
+        WindowSpecError: a windowed view cannot be computed.
     """
+    check_place(runtime.event_logs, config, applied)
     groups = tagged(applied)
     if is_partial:
         for view in _registered(config, [*applied, *deleted]):
@@ -75,7 +79,11 @@ def _check_policies(
     events = {group for group, policy in policies.items() if policy.is_event}
     heard = events if events and runtime.coherence.is_broadcast() else set()
     runtime.loaders.check_views(applied, heard)
-    for group in sorted(events):
+    check_exact(applied, policies)
+    own = {read_tags(view.name, view.tags).group for view in applied if is_windowed(view)}
+    if not own or not runtime.event_logs.is_in_process:
+        own = set()  # what nobody else can change needs no channel
+    for group in sorted(events - own):
         if policies[group].is_cached and runtime.coherence.parts() is None:
             raise no_channel(group)
 

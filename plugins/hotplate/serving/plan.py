@@ -210,7 +210,8 @@ class Plan:
         self, columns: Sequence[Sequence[Any]], count: int, now_ns: int
     ) -> list[list[bytes]] | None:
         """The rows of every group, where all of them are in memory and surely fresh; else None."""
-        if now_ns > self.lease.until_ns:
+        lease = self.lease
+        if now_ns > lease.until_ns or lease.unheard[0]:
             return None
         get = self._get
         found: list[list[bytes]] = []

@@ -83,7 +83,7 @@ class _Page:
         self.strays = strays
         self.seen = seen
         self.read_ns = read_ns
-        self.bounds: dict[str, Bound] = {}
+        self.bounds: dict[tuple[str, bool], Bound] = {}
 
 
 class PolicyBook:
@@ -97,11 +97,21 @@ class PolicyBook:
     Args:
         layers: the deployment's policy maps.
         lease: the event channel's, or None where there is no channel.
+        is_own: whether nobody else can change what a feature view's rows are read from.
+        note_views: told of the registry's feature views whenever they are read.
     """
 
-    def __init__(self, layers: PolicyLayers, lease: Callable[[], Lease | None]) -> None:
+    def __init__(
+        self,
+        layers: PolicyLayers,
+        lease: Callable[[], Lease | None],
+        is_own: Callable[[Any], bool] = lambda table: False,
+        note_views: Callable[[Sequence[Any]], None] = lambda views: None,
+    ) -> None:
         self.layers = layers
         self._lease = lease
+        self._is_own = is_own
+        self._note_views = note_views
         self._page = _Page({}, (), None, 0)
         self._reported: set[str] = set()
 
@@ -117,7 +127,9 @@ class PolicyBook:
             return
         said: dict[str, list[TaggedPolicy]] = {}
         known: dict[str, str] = {}
-        for view in feature_views_of(registry, project):
+        views = feature_views_of(registry, project)
+        self._note_views(views)
+        for view in views:
             known[view.name] = view.name
             try:
                 policy = read_tags(view.name, view.tags)
@@ -147,13 +159,15 @@ class PolicyBook:
             self._report(error)
             return table.name, Bound(_never(table.name))
         page = self._page  # once: what is resolved from a page belongs on that page
-        bound = page.bounds.get(own.group)
+        is_own = self._is_own(table)
+        bound = page.bounds.get((own.group, is_own))
         if bound is None:
-            bound = page.bounds[own.group] = self._bound(self._resolve(page, own))
+            policy = self._resolve(page, own)
+            bound = page.bounds[own.group, is_own] = self._bound(policy, is_own=is_own)
         return own.group, bound
 
-    def _bound(self, policy: ResolvedPolicy) -> Bound:
-        if not policy.is_event or not policy.is_cached:
+    def _bound(self, policy: ResolvedPolicy, *, is_own: bool) -> Bound:
+        if not policy.is_event or not policy.is_cached or is_own:
             return Bound(policy, NO_LEASE_NEEDED)
         lease = self._lease()
         if lease is not None:

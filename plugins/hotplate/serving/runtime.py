@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from feast import RepoConfig
+from feast import FeatureStore, RepoConfig
 from feast.infra.online_stores.helpers import compute_versioned_name
 from feast.infra.online_stores.online_store import OnlineStore
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
@@ -18,17 +18,27 @@ from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.codec import Column, Layout, kind_of
 from hotplate.contracts import NO_LEASE_NEEDED, Source, View
 from hotplate.core.engine import Bound, Engine, Want
-from hotplate.errors import ConfigError
+from hotplate.errors import ConfigError, HotplateError
 from hotplate.invalidation.local import Domain, domain_of
-from hotplate.keys import EntityShape, ViewIdentity, shape_and_values
+from hotplate.keys import EntityShape, ViewIdentity, shape_and_values, shapes_and_values
 from hotplate.policy import PolicyLayers
 from hotplate.seldom import Seldom
 from hotplate.servers.redis import RedisServer
 from hotplate.serving.coherence import Coherence, server_of
+from hotplate.serving.events import Batch, from_feast
 from hotplate.serving.loaders import Loaders
 from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
-from hotplate.serving.policies import PolicyBook
+from hotplate.serving.policies import PolicyBook, feature_views_of
+from hotplate.serving.windows import (
+    EventLogs,
+    Log,
+    WindowedSource,
+    is_event_view,
+    is_windowed,
+    mark_of,
+    no_place,
+)
 from hotplate.serving.wrapped import WrappedStore
 from hotplate.sources.feast import FeastSource
 from hotplate.sources.postgres import PostgresReader, is_postgres_store
@@ -36,6 +46,7 @@ from hotplate.sources.redis import RedisReader, is_redis_store
 from hotplate.stats import CacheStats, GroupCounters, PassedCounters
 from hotplate.tiers.memory import MemoryBounds
 from hotplate.tiers.shared import SharedBounds, SharedTier
+from hotplate.windows.redis_state import LogServer
 
 if TYPE_CHECKING:
     from hotplate.online_store import CachedOnlineStoreConfig
@@ -60,11 +71,13 @@ class Runtime:
         self.project = config.project
         self.wrapped = WrappedStore(settings.store)
         self.wrapped.config(config)
+        self._config = config
         self.versioning = bool(config.registry.enable_online_feature_view_versioning)
         self.domain: Domain = domain_of(config.project)
         self.loaders = Loaders(settings.loader_settings(), self.wrapped, clock)
+        self.event_logs = EventLogs(self.project, self._log_server, self._registered, clock)
         self.engine = Engine(
-            self.loaders.over(_ChosenSource(self.wrapped)),
+            WindowedSource(self.event_logs, self.loaders.over(_ChosenSource(self.wrapped))),
             self.domain,
             MemoryBounds(
                 settings.memory.max_entries,
@@ -82,7 +95,12 @@ class Runtime:
             self.shared,
             is_shared=settings.shared is not None,
         )
-        self.policies = PolicyBook(settings.layers(), self.coherence.lease)
+        self.policies = PolicyBook(
+            settings.layers(),
+            self.coherence.lease,
+            lambda table: is_windowed(table) and self.event_logs.is_in_process,
+            self.event_logs.note_views,
+        )
         self.plans = Plans(
             PlanInputs(
                 self.resolve,
@@ -164,10 +182,13 @@ class Runtime:
     def _identity(
         self, table: Any, columns: Sequence[Column], shape: EntityShape | None
     ) -> ViewIdentity:
+        version = compute_versioned_name(table, self.versioning)
+        if is_windowed(table):
+            version += mark_of(table, self.policies.bound(table)[1].policy.ttl_ns)
         return ViewIdentity(
             project=self.project,
             view=table.name,
-            version=compute_versioned_name(table, self.versioning),
+            version=version,
             columns=tuple((column.name, column.value_type.name) for column in columns),
             shape=shape or _declared_shape(table),
         )
@@ -199,7 +220,32 @@ class Runtime:
         """Where processes meet, and whether it is the wrapped Redis store's own server."""
         if is_redis_store(self.wrapped.store()):
             return server_of(self.wrapped.current_config().online_store), True
-        return server_of(self.settings.shared), False
+        return server_of(self.settings.shared) or self._named_log_server(), False
+
+    def _named_log_server(self) -> RedisServer | None:
+        windows = self.settings.windows
+        return server_of(windows) if windows.connection_string else None
+
+    def _log_server(self) -> LogServer | None:
+        """The server that keeps event logs; None where they are kept in this process.
+
+        Raises:
+            ConfigError: the deployment names neither.
+        """
+        windows = self.settings.windows
+        if windows.in_process:
+            return None
+        server = self._named_log_server()
+        if server is None and is_redis_store(self.wrapped.store()):
+            server = server_of(self.wrapped.current_config().online_store)
+        if server is None:
+            raise no_place()
+        return LogServer(server, windows.timeout / 1e9)
+
+    def _registered(self) -> list[Any]:
+        """The feature views of the registry, for calls that come without it."""
+        config = self._config
+        return feature_views_of(FeatureStore(config=config).registry, config.project)
 
     def shared(self) -> SharedTier | None:
         """The shared tier; None where the deployment has none."""
@@ -231,9 +277,12 @@ class Runtime:
     ) -> None:
         """Forget the entities of rows that were written, here and in the processes that listen."""
         self.loaders.note_written(table)
-        shaped = [shape_and_values(row[0]) for row in data]
         # where Redis broadcasts what is written into it, nothing need be said
         is_said = self.is_heard(table) and not self.coherence.is_broadcast()
+        is_known = bool(self.domain.views_named(self.project, table.name))
+        if not (is_known or is_said or self.shared()):
+            return  # nobody here has read the view yet, as in a job that only writes
+        shaped = shapes_and_values(row[0] for row in data)
         self._forget(table, shaped, self._versions(table), is_heard=is_said)
 
     async def forget_written_async(
@@ -246,6 +295,37 @@ class Runtime:
             self.forget_written(table, data)
         else:
             await asyncio.to_thread(self.forget_written, table, data)
+
+    def write_computed(
+        self,
+        table: Any,
+        data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
+    ) -> None:
+        """Write rows of an event view into their logs, then forget what is computed from them.
+
+        Raises:
+            HotplateError: they are rows of a windowed view, which is computed and never written.
+        """
+        if not is_event_view(table):
+            raise HotplateError(
+                f"feature view {table.name!r} is computed from events and cannot be written: push "
+                "to its event view, or leave it out of materialize by `provider: "
+                "hotplate.provider.HotplateProvider` in feature_store.yaml"
+            )
+        log = self.event_logs.log(table)
+        now_ms = self.clock.wall_ns() // 1_000_000
+        self.append_batch(log, from_feast(table, log.said.spec, data, now_ms))
+
+    def append_batch(self, log: Log, batch: Batch) -> None:
+        """The same for a batch of events."""
+        touched = batch.touched
+        try:
+            self.event_logs.append(log, batch)
+        finally:  # also after an error: part of the batch may have been written
+            for name, cache in log.said.readers.items():
+                self.domain.invalidate_entities(self.project, name, touched)
+                if cache == "exact" and not self.event_logs.is_in_process:
+                    self.coherence.announce(name, touched)
 
     def forget_entities(
         self, table: Any, shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]], *, is_heard: bool
@@ -330,6 +410,7 @@ class Runtime:
     def close(self) -> None:
         """Close what connects processes and what loaders opened, until it is needed again."""
         self.loaders.close()
+        self.event_logs.close()
         self.coherence.close()
         shared = self._shared.get("made")
         if shared is not None:
@@ -350,6 +431,7 @@ class Runtime:
             loaders=self.loaders.stats(),
             channel=self.coherence.stats(),
             shared=shared.stats() if (shared := self._shared.get("made")) else None,
+            events=self.event_logs.stats(),
         )
 
 

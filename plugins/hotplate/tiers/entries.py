@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from hotplate.keys import EntityShape, ViewIdentity
@@ -28,6 +28,7 @@ __all__ = [
     "EVERY_VIEW",
     "HEAD",
     "LEASE",
+    "PRIMARY",
     "REST",
     "VERSION",
     "EntryName",
@@ -52,6 +53,9 @@ BODY_AT: Final = HEAD.size + REST.size
 EVERY_VIEW: Final = b"*"
 """The generation that every view of a project has in common; no view has such a name."""
 
+PRIMARY: Final = b"*primary:"
+"""Before the identity of a primary whose generations are its own; no view has such a name."""
+
 _INTEGERS: Final = frozenset({"int64_val", "int32_val", "unix_timestamp_val"})
 _READ: Final[dict[str, Callable[[bytes], Any]]] = {
     **dict.fromkeys(_INTEGERS, int),
@@ -61,8 +65,7 @@ _READ: Final[dict[str, Callable[[bytes], Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class EntryName:
+class EntryName(NamedTuple):
     """What a key of the shared tier says.
 
     Attributes:
@@ -118,12 +121,17 @@ def read_name(key: bytes, prefix: bytes) -> EntryName | None:
     if len(parts) != 4:
         return None
     try:
-        version, names, kinds = (unquote_to_bytes(part).decode() for part in parts[:3])
-        shape = EntityShape(tuple(names.split(",")), tuple(kinds.split(",")))
+        version, shape = _read_place(parts[0], parts[1], parts[2])
         values = _read_entity(shape, parts[3])
     except (ValueError, KeyError):
         return None
     return EntryName(version, shape, values)
+
+
+@lru_cache(maxsize=1_024)  # of a million keys in a row, all but the last part are few
+def _read_place(*parts: bytes) -> tuple[str, EntityShape]:
+    version, names, kinds = (unquote_to_bytes(part).decode() for part in parts)
+    return version, EntityShape(tuple(names.split(",")), tuple(kinds.split(",")))
 
 
 def _read_entity(shape: EntityShape, raw: bytes) -> tuple[Any, ...]:

@@ -21,8 +21,21 @@ one process that loads. Others find the lease and wait. A fill replaces exactly 
 given; an invalidation deletes whatever is there, so a load that began before it is never kept
 (promise 3).
 
-*Never in the way.* Every exchange has a deadline. With the first failure a breaker opens, and the
-tier is left alone until a probe on the side succeeds. An invalidation that could not be carried out
+*Restarts and failovers.* A server that is restarted from a snapshot, or a replica that takes over
+before it has heard of everything, holds again what had been deleted. So generations count only for
+the primary that they were given on, in one run of its process (`run_id`) and one term of its being
+the primary (`master_replid`, new with every promotion): each primary that is known has a field of
+its own among them. Whoever connects to one that has none gives it one and gives the project another
+generation, in one command, before anything is read there: every entry that came along with the data
+is one of earlier times, for all processes. Whoever was connected to another run before does so in
+any case: what he deleted last he may have told a server that no longer counted. A demoted primary
+that goes on answering keeps nothing from anybody for longer than the event channel needs to leave
+it (`hotplate.invalidation.channel`). A proxy that spreads connections over several servers shows
+another one each time, and the tier then finds nothing; one that does not say who it is is not used.
+
+*Never in the way.* Every exchange has a deadline, connecting included, which happens on the side.
+With the first failure a breaker opens, and the tier is left alone until a probe on the side
+succeeds. An invalidation that could not be carried out
 keeps the breaker open until it has been: this process never reads what it failed to delete.
 
 Reference: leases after Nishtala et al., "Scaling Memcache at Facebook" (NSDI 2013).
@@ -46,7 +59,8 @@ from hotplate.keys import EntityShape, Key, values_of
 from hotplate.seldom import Seldom
 from hotplate.servers import rights
 from hotplate.servers.breaker import Breaker
-from hotplate.servers.pool import Command, Pool
+from hotplate.servers.connector import NotConnectedYet
+from hotplate.servers.pool import CONNECT_TIMEOUT_S, Command, Pool, Primaries
 from hotplate.servers.redis import RedisServer
 from hotplate.stats import SharedStats
 from hotplate.tiers.entries import (
@@ -54,6 +68,7 @@ from hotplate.tiers.entries import (
     EVERY_VIEW,
     HEAD,
     LEASE,
+    PRIMARY,
     REST,
     VERSION,
     entity_of,
@@ -117,8 +132,8 @@ class SharedTier:
     ) -> None:
         self.bounds = bounds
         self._clock = clock
-        self._pool = Pool(server, bounds.timeout_s)
         self._breaker = Breaker(self._recover)
+        self._pool = Pool(server, bounds.timeout_s, self._admit, self._breaker.failed)
         self._project = project
         self._generations_at = generations_of(project)
         self._places: dict[View, _Place] = {}
@@ -183,7 +198,9 @@ class SharedTier:
             loads it, or nothing where the tier cannot be used.
         """
         try:
-            return self._look(asked)
+            if self.is_usable:  # it may have failed while this one waited for its turn
+                return self._look(asked)
+            return [Found()] * len(asked)
         except (ServerError, TypeError, ValueError) as error:  # the latter: a garbled answer
             self._failed(error)
             return [Found()] * len(asked)
@@ -278,6 +295,22 @@ class SharedTier:
         stamp_ns = now_ns - age_us * 1_000
         return stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[BODY_AT:] if stamp_ns > 0 else None
 
+    def _admit(self, met: Primaries) -> None:
+        """Believe nothing that came along with the data of a primary that nobody knows yet."""
+        home = self._generations_at
+        fields = [PRIMARY + b"%b %b" % one for one in sorted(met.ids)]
+        try:
+            is_known = None not in met.ask(home, "HMGET", home, *fields)
+        except CommandRefused as refusal:
+            if refusal.code != "WRONGTYPE":
+                raise
+            # somebody else's: whatever is put in its place makes every entry one of earlier times
+            met.ask(home, "UNLINK", home)
+            is_known = False
+        if met.have_changed or not is_known:
+            marks = [part for field in fields for part in (field, b"1")]
+            met.ask(home, "HSET", home, EVERY_VIEW, os.urandom(16), *marks)
+
     def _begin(self, fields: Sequence[bytes]) -> list[bytes]:
         """Give a generation to each field that has none yet."""
         home = self._generations_at
@@ -321,9 +354,9 @@ class SharedTier:
             return
         self.refused += sum(reply == 0 for reply in replies)
 
-    def _run(self, commands: Sequence[Command]) -> list[Any]:
+    def _run(self, commands: Sequence[Command], wait_s: float | None = None) -> list[Any]:
         """Run commands; scripts that the server does not know yet are sent whole."""
-        replies = self._pool.ask(commands)
+        replies = self._pool.ask(commands, wait_s)
         for index, reply in enumerate(replies):
             if isinstance(reply, CommandRefused):
                 key, command = commands[index]
@@ -357,7 +390,8 @@ class SharedTier:
         keys = self._names(version, shaped)
         count = 0
         for start in range(0, len(keys), _BATCH):
-            replies = self._run([(key, ("EXISTS", key)) for key in keys[start : start + _BATCH]])
+            batch = keys[start : start + _BATCH]
+            replies = self._run([(key, ("EXISTS", key)) for key in batch], CONNECT_TIMEOUT_S)
             count += sum(map(int, replies))
         return count
 
@@ -395,9 +429,10 @@ class SharedTier:
     def _carry_out(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> None:
         if fields:
             home = self._generations_at
-            self._must([(home, ("HSET", home, field, os.urandom(16))) for field in fields])
+            made = [(home, ("HSET", home, field, os.urandom(16))) for field in fields]
+            self._must(made, CONNECT_TIMEOUT_S)
         for start in range(0, len(keys), _BATCH):
-            self._must([(key, ("UNLINK", key)) for key in keys[start : start + _BATCH]])
+            self._pool.unlink(keys[start : start + _BATCH], CONNECT_TIMEOUT_S)
 
     def _owe_if_open(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> bool:
         if self.is_usable:
@@ -427,8 +462,8 @@ class SharedTier:
                 self._owe(list(keys), list(fields))
                 raise
 
-    def _must(self, commands: Sequence[Command]) -> list[Any]:
-        replies = self._pool.ask(commands)
+    def _must(self, commands: Sequence[Command], wait_s: float | None = None) -> list[Any]:
+        replies = self._pool.ask(commands, wait_s)
         for reply in replies:
             if isinstance(reply, CommandRefused):
                 raise reply
@@ -438,21 +473,13 @@ class SharedTier:
 
     def _failed(self, error: Exception) -> None:
         self.errors += 1
-        self._breaker.failed(error)
+        if not isinstance(error, NotConnectedYet):  # it may just be far away
+            self._breaker.failed(error)
         self._say("failed", "the shared tier does not answer, the source is read: %s", error)
 
     def _recover(self) -> None:
         """Whether the server is back; the invalidations it missed come first."""
-        if self._pool.renew():
-            # what was deleted may have come back, and others may not have been told to delete
-            self._owe((), [EVERY_VIEW])
-        home = self._generations_at
-        (known,) = self._pool.ask([(home, ("HLEN", home))])
-        if isinstance(known, CommandRefused):
-            if known.code != "WRONGTYPE":
-                raise known
-            # somebody else's: whatever is put in its place makes every entry one of earlier times
-            self._must([(home, ("UNLINK", home))])
+        self._pool.renew()
         self._pay()
 
     def reconnect(self) -> None:

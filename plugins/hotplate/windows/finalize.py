@@ -21,6 +21,7 @@ exactly; `WindowSpec.output_types` says which columns to turn into int64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -83,6 +84,10 @@ _NEEDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+_OF_NUMBERS: Final[tuple[str, ...]] = ("sum", "mean", "std", "min", "max", "last", "first")
+_FIELDS: Final = {"min": "minimum", "max": "maximum", "last": "last", "first": "first"}
+
+
 class Finalizer:
     """Turns partial results into the outputs of one spec; made once, then called for every read.
 
@@ -111,29 +116,26 @@ class Finalizer:
         self._distinct_at = _places(self.distinct)
         self._numeric_in_all = _as_slice([self._column_at[one.name] for one in self.numeric])
         self._distinct_in_all = _as_slice([self._column_at[one.name] for one in self.distinct])
-        self._units = np.array([10.0**column.scale for column in self.numeric])
-        self._functions = [name for name in _NEEDS if name in functions]
-        self._has_events = any(not one.column for one in spec.aggregates)
+        self._units = np.array([[10.0**c.scale for c in self.numeric]] * len(self.windows))
         self._is_all_numeric = len(self.numeric) == len(self.columns)
+        self._of_numbers = [name for name in _OF_NUMBERS if name in functions]
         self._lay_out()
-        self._steps = [(name, *self._places[name]) for name in self._functions]
 
     def _lay_out(self) -> None:
-        """Where each function's results for all windows and columns lie in one flat row."""
-        windows, at = len(self.windows), 0
-        self._places: dict[str, tuple[int, int]] = {}
-        for name in [*self._functions, *(["events"] if self._has_events else [])]:
-            if name == "events":
-                width = windows
-            elif name == "count":
-                width = windows * len(self._column_at)
-            elif name == "approx_count_distinct":
-                width = windows * len(self._distinct_at)
-            else:
-                width = windows * len(self._numeric_at)
-            self._places[name] = (at, at + width)
-            at += width
+        """Where the results for all windows and columns lie in one flat row, by function."""
+        widths: dict[str, int] = dict.fromkeys(self._of_numbers, len(self.numeric))
+        widths |= {"count": len(self.columns), "approx_count_distinct": len(self.distinct)}
+        widths["events"] = 1
+        asked = {one.function if one.column else "events" for one in self.spec.aggregates}
+        at = 0
+        self._begins: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+        for name in [name for name in widths if name in asked]:
+            self._begins[name] = at
+            at += widths[name] * len(self.windows)
+            self._ends[name] = at
         self._width = at
+        self._block = (len(self._of_numbers), len(self.windows), len(self.numeric))
         aggregates = self.spec.aggregates
         self._gather = np.array([self._place(one, one.window) for one in aggregates])
         ratios = [(i, one, one.over) for i, one in enumerate(aggregates) if one.over is not None]
@@ -145,29 +147,31 @@ class Finalizer:
     def _place(self, one: Aggregate, window: Window) -> int:
         index = self.windows.index(window)
         if not one.column:
-            return self._places["events"][0] + index
+            return self._begins["events"] + index
         if one.function == "count":
             columns = self._column_at
         elif one.function == "approx_count_distinct":
             columns = self._distinct_at
         else:
             columns = self._numeric_at
-        return self._places[one.function][0] + index * len(columns) + columns[one.column]
+        return self._begins[one.function] + index * len(columns) + columns[one.column]
 
     def __call__(self, partials: Partials) -> Floats:
         """Outputs float64 (..., K), in the order of the spec's aggregates; null is NaN."""
         lead = partials.events.shape[:-1]
         flat = np.empty((*lead, self._width))
-        counts = units = None
-        if self.numeric and partials.n is not None:
-            counts = partials.n if self._is_all_numeric else partials.n[..., self._numeric_in_all]
-            units = np.where(counts, self._units, np.nan)  # null where there is no value
-        for name, begin, end in self._steps:
-            values = self._values(name, partials, counts, units)
-            flat[..., begin:end] = values.reshape(*lead, end - begin)
-        if self._has_events:
-            begin, end = self._places["events"]
-            flat[..., begin:end] = partials.events
+        if self._of_numbers:
+            block = flat[..., : math.prod(self._block)].reshape(*lead, *self._block)
+            self._numbers(partials, block)
+        if "count" in self._begins:
+            self._put(flat, "count", _given(partials.n))
+        if "approx_count_distinct" in self._begins:
+            assert partials.powers is not None
+            found = estimate(partials.powers, _given(partials.zeros))
+            n = _given(partials.n)[..., self._distinct_in_all]
+            self._put(flat, "approx_count_distinct", np.where(n, found, np.nan))
+        if "events" in self._begins:
+            flat[..., self._begins["events"] : self._ends["events"]] = partials.events
         taken = flat.take(self._gather, axis=-1)
         if self._ratios.size:
             divisors = flat.take(self._divisors, axis=-1)
@@ -175,33 +179,35 @@ class Finalizer:
             taken[..., self._ratios] /= divisors
         return taken
 
-    def _values(
-        self, name: str, partials: Partials, counts: Integers | None, units: Floats | None
-    ) -> Floats | Integers:
-        if name == "count":
-            return _given(partials.n)
-        if name == "approx_count_distinct":
-            n = _given(partials.n)[..., self._distinct_in_all]
-            assert partials.powers is not None
-            found = estimate(partials.powers, _given(partials.zeros))
-            return np.where(n, found, np.nan)
-        value: Floats
-        if name == "sum":
-            value = _sums(partials) / self._units
-            return value
-        assert counts is not None
-        assert units is not None
-        if name == "mean":
-            value = _sums(partials) / (counts * units)
-            return value
-        if name == "std":
-            pairs = counts * (counts - 1)
-            pairs_or_null = np.where(pairs, pairs, np.nan)
-            value = np.sqrt(_numerators(partials, counts) / pairs_or_null) / self._units
-            return value
-        field = {"min": "minimum", "max": "maximum"}.get(name, name)
-        value = _given(getattr(partials, field)) / units
-        return value
+    def _put(self, flat: Floats, name: str, values: Integers | Floats) -> None:
+        out = flat[..., self._begins[name] : self._ends[name]]
+        out[...] = values.reshape(out.shape)
+
+    def _numbers(self, partials: Partials, block: Floats) -> None:
+        """Functions of numeric columns: into `block`, (..., F, W, N)."""
+        shape = block.shape[: -len(self._block)] + self._block[1:]
+        # numpy is twice as fast on operands of one shape and type as where it has to match them
+        whole = self._units if shape == self._units.shape else np.broadcast_to(self._units, shape)
+        counts = units = None
+        if partials.n is not None:
+            counts = partials.n if self._is_all_numeric else partials.n[..., self._numeric_in_all]
+            units = np.where(counts, whole, np.nan)  # null where there is no value
+        sums = _sums(partials) if partials.s is not None else whole
+        for index, name in enumerate(self._of_numbers):
+            out = block[..., index, :, :]
+            if name == "sum":
+                np.divide(sums, whole, out=out)
+                continue
+            assert counts is not None
+            assert units is not None
+            if name == "mean":
+                np.divide(sums, counts * units, out=out)
+            elif name == "std":
+                pairs = counts * counts - counts
+                spread = _numerators(partials, counts) / np.where(pairs, pairs, np.nan)
+                np.divide(np.sqrt(spread, out=spread), whole, out=out)
+            else:
+                np.divide(_given(getattr(partials, _FIELDS[name])), units, out=out)
 
 
 def _places(columns: Sequence[Column]) -> dict[str, int]:
@@ -221,10 +227,10 @@ def _given(array: Integers | None) -> Integers:
     return array
 
 
-def _sums(partials: Partials) -> Integers | Floats:
-    """Sums, as what divides like the float64 nearest to them."""
+def _sums(partials: Partials) -> Floats:
+    """Sums, each as the float64 nearest to it."""
     s = _given(partials.s)
-    return s if s.ndim == partials.events.ndim + 1 else to_float(s)
+    return s.astype(np.float64) if s.ndim == partials.events.ndim + 1 else to_float(s)
 
 
 def _numerators(partials: Partials, counts: Integers) -> Integers | Floats:

@@ -92,7 +92,7 @@ class Reader:
         if count == 1 and blobs[0] and self._single.is_fit and not blobs[0].startswith(MAGIC):
             found = self._single.partials(blobs[0], int(t if isinstance(t, int) else t[0]))
             if found is not None:
-                return Answer(self._finalize(found[0]), np.array([found[1]]))
+                return Answer(self._finalize(found[0])[None], np.array([found[1]]))
         moments = np.full(count, t) if isinstance(t, int) else np.asarray(t, np.int64)
         if count <= self._most_owners:
             return self._read(blobs, moments)

@@ -50,7 +50,7 @@ class SingleReader:
         self._columns = len(rows)
 
     def partials(self, blob: bytes, t: int) -> tuple[Partials, int] | None:
-        """The partial results, (1, W, C), and `valid_until`; None for the general path.
+        """The partial results, (W, C), and `valid_until`; None for the general path.
 
         Args:
             blob: a log without a header, not empty.
@@ -61,7 +61,8 @@ class SingleReader:
             return None
         fields = self._records.fields(blob)
         ts = fields[TS]
-        if b"\0" in (ts[1:] > ts[:-1]).tobytes() or int(fields[ARRIVAL].max()) >= stamp_limit(t):
+        stamps = fields[ARRIVAL]
+        if b"\0" in (ts[1:] > ts[:-1]).tobytes() or stamps[stamps.argmax()] >= stamp_limit(t):
             return None
         places = ts.searchsorted(self._chain.edges_at(t))
         end = int(places[-1])
@@ -80,12 +81,12 @@ class SingleReader:
         n = sizes[:, None]
         last = sizes - 1  # of an empty window any: its count of 0 makes it null
         partials = Partials(
-            sizes[None],
-            (n if self._columns == 1 else n.repeat(self._columns, 1))[None],
-            sums[None, :, : self._columns],
-            sums[None, :, self._columns :],
-            running_minimum.take(last, axis=1).T[None] if self._needs_minimum else None,
-            running_maximum.take(last, axis=1).T[None] if self._needs_maximum else None,
+            sizes,
+            n if self._columns == 1 else n.repeat(self._columns, 1),
+            sums[:, : self._columns],
+            sums[:, self._columns :],
+            running_minimum.take(last, axis=1).T if self._needs_minimum else None,
+            running_maximum.take(last, axis=1).T if self._needs_maximum else None,
             is_small=True,
         )
         return partials, self._valid_until(ts, begin, end, count)

@@ -262,11 +262,11 @@ def _stored_proposals(
     return tuple(found)
 
 
-def is_small(sources: list[Source]) -> bool:
-    """Whether `n * q` of all events together is far from leaving int64."""
+def _bounds(sources: list[Source]) -> tuple[int, int]:
+    """The most that a sum of squares, and `n` times one, can be over all events together."""
     count = sum(source.count for source in sources)
     largest = max((source.largest for source in sources), default=0)
-    return (count * largest) ** 2 < _SMALL
+    return count * largest**2, (count * largest) ** 2
 
 
 def partials_of(sources: list[Source], stretches: list[Stretch], selection: Selection) -> Partials:
@@ -277,9 +277,10 @@ def partials_of(sources: list[Source], stretches: list[Stretch], selection: Sele
         stretches: for each of them which items lie in which window.
         selection: what is needed.
     """
-    needs, small = selection.needs, is_small(sources)
+    needs = selection.needs
+    most_squares, most_product = _bounds(sources)
     added = [
-        _added(source, stretch, selection, is_small=small)
+        _added(source, stretch, selection, is_narrow=most_squares < _SMALL)
         for source, stretch in zip(sources, stretches, strict=True)
     ]
     events, n, s, q = (_total(parts) for parts in zip(*added, strict=True))
@@ -297,7 +298,9 @@ def partials_of(sources: list[Source], stretches: list[Stretch], selection: Sele
     if "last" in needs:
         last = _by_window(_edge_values(pairs, is_last=True))
     powers, zeros = _powers(pairs, selection) if selection.needs_registers else (None, None)
-    return Partials(events, n, s, q, minimum, maximum, last, first, powers, zeros, is_small=small)
+    is_small = most_product < _SMALL
+    extreme = (minimum, maximum, last, first)
+    return Partials(events, n, s, q, *extreme, powers, zeros, is_small=is_small)
 
 
 def _by_window(rows: Integers) -> Integers:
@@ -315,7 +318,7 @@ def _total(parts: tuple[Integers | None, ...]) -> Integers | None:
 _Sums = tuple[Any, Any, Any, Any]
 
 
-def _added(source: Source, stretch: Stretch, selection: Selection, *, is_small: bool) -> _Sums:
+def _added(source: Source, stretch: Stretch, selection: Selection, *, is_narrow: bool) -> _Sums:
     """Events (m, w), n (m, w, C), s and q (m, w, N) or limbs (m, w, N, 3)."""
     needs = selection.needs
     rows: list[Integers] = []
@@ -327,7 +330,7 @@ def _added(source: Source, stretch: Stretch, selection: Selection, *, is_small: 
     for name in ("s", "q"):
         if name not in needs:
             continue
-        if is_small:
+        if is_narrow:
             rows.append(_narrow(source, name))
         else:
             rows.append(wide(source, name).transpose(0, 2, 1).reshape(-1, size))
@@ -351,11 +354,11 @@ def _added(source: Source, stretch: Stretch, selection: Selection, *, is_small: 
         else:
             n = following(columns)
     width = len(selection.numeric)
-    shape = (*events.shape, width) if is_small else (*events.shape, width, 3)
+    shape = (*events.shape, width) if is_narrow else (*events.shape, width, 3)
     if "s" in needs:
-        s = following(width if is_small else 3 * width).reshape(shape)
+        s = following(width if is_narrow else 3 * width).reshape(shape)
     if "q" in needs:
-        q = following(width if is_small else 3 * width).reshape(shape)
+        q = following(width if is_narrow else 3 * width).reshape(shape)
     return events, n, s, q
 
 

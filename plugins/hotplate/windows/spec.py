@@ -210,6 +210,23 @@ class EventSpec:
                 fix="Shorten skew_ms, or lengthen slack_ms.",
             )
 
+    def to_json(self) -> str:
+        """Canonical JSON: equal declarations give equal text."""
+        return _dump({"version": _VERSION, "event": _written_event(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> EventSpec:
+        """Read what `to_json` wrote.
+
+        Raises:
+            WindowSpecError: it is not such text, or of a newer version.
+        """
+        content = _load(text)
+        try:
+            return _read_event(content["event"])
+        except (ValueError, TypeError, KeyError):
+            raise _unreadable("lacks a part of its declaration") from None
+
     @property
     def numeric(self) -> tuple[Column, ...]:
         """The columns that can be added."""
@@ -413,22 +430,15 @@ class WindowSpec:
 
     def to_json(self) -> str:
         """Canonical JSON: equal declarations give equal text."""
-        event = self.event
         content = {
             "version": _VERSION,
-            "event": {
-                "event_id": event.event_id,
-                "columns": [[c.name, c.kind, c.scale] for c in event.columns],
-                "lateness_ms": event.lateness_ms,
-                "skew_ms": event.skew_ms,
-                "slack_ms": event.slack_ms,
-            },
+            "event": _written_event(self.event),
             "aggregates": [
                 [one.name, one.function, one.column, *map(_as_list, one.windows)]
                 for one in self.aggregates
             ],
         }
-        return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return _dump(content)
 
     @classmethod
     def from_json(cls, text: str) -> WindowSpec:
@@ -437,17 +447,36 @@ class WindowSpec:
         Raises:
             WindowSpecError: it is not such text, or of a newer version.
         """
-        try:
-            content = json.loads(text)
-            version = content["version"]
-        except (ValueError, TypeError, KeyError):
-            raise _unreadable("is no declaration of windows") from None
-        if version != _VERSION:
-            raise _unreadable(f"is of version {version!r}, and this is version {_VERSION}")
+        content = _load(text)
         try:
             return cls(_read_event(content["event"]), _read_aggregates(content["aggregates"]))
         except (ValueError, TypeError, KeyError, IndexError):
             raise _unreadable("lacks a part of its declaration") from None
+
+
+def _dump(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _load(text: str) -> Mapping[str, Any]:
+    try:
+        content: Mapping[str, Any] = json.loads(text)
+        version = content["version"]
+    except (ValueError, TypeError, KeyError):
+        raise _unreadable("is no declaration of windows") from None
+    if version != _VERSION:
+        raise _unreadable(f"is of version {version!r}, and this is version {_VERSION}")
+    return content
+
+
+def _written_event(event: EventSpec) -> dict[str, Any]:
+    return {
+        "event_id": event.event_id,
+        "columns": [[column.name, column.kind, column.scale] for column in event.columns],
+        "lateness_ms": event.lateness_ms,
+        "skew_ms": event.skew_ms,
+        "slack_ms": event.slack_ms,
+    }
 
 
 def _as_list(window: Window) -> list[int]:

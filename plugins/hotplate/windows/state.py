@@ -21,6 +21,16 @@ class State(Protocol):
         The log lives for the plan's `ttl_ms` from here on.
         """
 
+    def append_many(self, entries: Sequence[tuple[bytes, bytes]]) -> list[int]:
+        """Append to several logs.
+
+        Args:
+            entries: keys and records.
+
+        Returns:
+            How long each log then is, in bytes.
+        """
+
     def get(self, key: bytes) -> bytes | None:
         """A whole log, or None."""
 
@@ -53,12 +63,21 @@ class LocalState:
 
     def append(self, key: bytes, data: bytes) -> None:
         """See `State.append`."""
+        self.append_many([(key, data)])
+
+    def append_many(self, entries: Sequence[tuple[bytes, bytes]]) -> list[int]:
+        """See `State.append_many`."""
         now = self._clock.now_ns()
+        lengths = []
         with self._lock:
             self._expire(now)
-            self._logs.setdefault(key, bytearray()).extend(data)
-            self._expires.pop(key, None)
-            self._expires[key] = now + self._ttl_ns
+            for key, data in entries:
+                log = self._logs.setdefault(key, bytearray())
+                log.extend(data)
+                lengths.append(len(log))
+                self._expires.pop(key, None)
+                self._expires[key] = now + self._ttl_ns
+        return lengths
 
     def get(self, key: bytes) -> bytes | None:
         """See `State.get`."""

@@ -95,7 +95,7 @@ class _Switchboard:
     def start(self, number: int) -> None:
         """Start a program of its own for a worker."""
         paths = os.pathsep.join([str(_ROOT), str(_ROOT / "plugins")])
-        command = [sys.executable, "-W", "ignore", "-m", "tests.lab.worker"]
+        command = [sys.executable, "-W", "ignore", "-m", "pipelines.lab.worker"]
         with self._log.open("ab") as log:
             started = subprocess.Popen(
                 [*command, self.address, str(number)],

@@ -14,7 +14,7 @@ import redis as redis_client
 
 from hotplate.embedded import EmbeddedServer, find_binary
 
-from ..stores import redis_binary
+from .programs import redis_binary
 from .proxy import Proxy
 from .servers import SERVERS, client_of
 from .waiting import wait_until

@@ -1,4 +1,4 @@
-"""A worker of a fleet: `python -m tests.lab.worker SOCKET NUMBER`.
+"""A worker of a fleet: `python -m pipelines.lab.worker SOCKET NUMBER`.
 
 It connects to the fleet's socket and obeys, one command a line, each answered by one line. Threads
 of its own do the operations between `resume` and `pause`. A worker that never opened a plan is

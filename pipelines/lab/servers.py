@@ -17,14 +17,15 @@ import redis as redis_client
 
 from hotplate.embedded import EmbeddedServer, EmbeddedServerError, _free_port
 
-from ..stores import missing, redis_server, valkey_server
 from .certificates import Certificates, make_certificates
+from .programs import ProgramMissing, redis_server, valkey_server
 from .proxy import Proxy
 from .waiting import wait_until
 
 __all__ = [
     "GARBAGE",
     "SERVERS",
+    "SNAPSHOTS",
     "Credentials",
     "TlsServer",
     "acl_user",
@@ -40,6 +41,9 @@ SERVERS: dict[str, Callable[..., AbstractContextManager[EmbeddedServer]]] = {
     "redis": redis_server,
     "valkey": valkey_server,
 }
+
+SNAPSHOTS = ["--dbfilename", "dump.rdb"]
+"""Arguments of a server that finds its snapshot again when it is restarted."""
 
 
 def client_of(server: EmbeddedServer | Proxy, **settings: Any) -> Any:
@@ -146,7 +150,7 @@ def tls_server(folder: Path, *arguments: str) -> Iterator[TlsServer]:
             server = stack.enter_context(redis_server(extra_args=(*options, *arguments)))
         except EmbeddedServerError as error:
             if "Bad directive" in str(error):
-                missing("a redis-server that was built with TLS")
+                raise ProgramMissing("this redis-server was built without TLS") from None
             raise
         yield TlsServer(server, port, files)
 

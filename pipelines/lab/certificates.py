@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..stores import missing
+from .programs import ProgramMissing
 
 __all__ = ["Certificates", "make_certificates"]
 
@@ -54,5 +54,5 @@ def make_certificates(folder: Path) -> Certificates:
 def _openssl(folder: Path, *arguments: str) -> None:
     program = shutil.which("openssl")
     if program is None:
-        missing("the openssl program")
-    subprocess.run([str(program), *arguments], cwd=folder, check=True, capture_output=True)
+        raise ProgramMissing("the openssl program is not here")
+    subprocess.run([program, *arguments], cwd=folder, check=True, capture_output=True)

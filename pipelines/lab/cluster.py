@@ -10,7 +10,7 @@ from typing import Any
 from hotplate.embedded import EmbeddedServer
 
 from .proxy import Proxy
-from .servers import SERVERS, client_of
+from .servers import SERVERS, SNAPSHOTS, client_of
 from .waiting import wait_until
 
 __all__ = ["Cluster", "cluster"]
@@ -132,6 +132,7 @@ def cluster(
     is_proxied: bool = False,
     has_replica: bool = False,
     node_timeout_ms: int = 5_000,
+    has_snapshots: bool = False,
 ) -> Iterator[Cluster]:
     """Three nodes that share the slots evenly, and if wanted a replica of the first.
 
@@ -140,12 +141,14 @@ def cluster(
         is_proxied: put a proxy before each node; nodes talk to each other past them.
         has_replica: start a fourth node that replicates the first.
         node_timeout_ms: after how long a silent node counts as failed.
+        has_snapshots: a node that is restarted comes back with what it last saved, not empty.
     """
     with ExitStack() as stack:
         made = Cluster([], [], [])
         arguments = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"]
         arguments += ["--cluster-node-timeout", str(node_timeout_ms)]
         arguments += ["--repl-diskless-sync-delay", "0"]
+        arguments += SNAPSHOTS if has_snapshots else []
         for _ in range(_PRIMARIES + has_replica):
             own = list(arguments)
             if is_proxied:

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from feast import FeatureStore, FeatureView, Field, FileSource
+from feast import Entity, FeatureStore, FeatureView, Field, FileSource
 from feast.types import Int64, String
-
-from ..stores import CACHED, USER
+from feast.value_type import ValueType
 
 __all__ = ["WEIGHTS", "Plan", "write_repo"]
 
+_CACHED = "hotplate.online_store.CachedOnlineStore"
+_USER = Entity(name="user", join_keys=["user_id"], value_type=ValueType.INT64)
 WEIGHTS = {"read": 100.0, "write": 3.0, "invalidate": 1.0, "invalidate_view": 1.0}
 
 
@@ -71,7 +72,7 @@ def write_repo(
         settings: more settings of Hotplate.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    cached = {"type": CACHED, "store": dict(online), "ttl_map": dict(ttl_map), **settings}
+    cached = {"type": _CACHED, "store": dict(online), "ttl_map": dict(ttl_map), **settings}
     config = {
         "project": folder.name,
         "provider": "local",
@@ -86,6 +87,8 @@ def write_repo(
         name="rows", path=str(folder / "rows.parquet"), timestamp_field="event_time"
     )
     schema = [Field(name="value", dtype=Int64), Field(name="copy", dtype=String)]
-    made = [FeatureView(name=name, entities=[USER], schema=schema, source=source) for name in views]
-    FeatureStore(repo_path=str(folder)).apply([USER, *made])
+    made = [
+        FeatureView(name=name, entities=[_USER], schema=schema, source=source) for name in views
+    ]
+    FeatureStore(repo_path=str(folder)).apply([_USER, *made])
     return folder

@@ -1,0 +1,242 @@
+"""One connection to one primary, without redis-py's retries, pools and callbacks.
+
+What uses it must know when a connection was lost, because what was lost with it decides what may
+still be served.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from hotplate.errors import CommandRefused, ServerError
+from hotplate.servers.topology import Node
+
+__all__ = ["PrimaryId", "Wire", "close_with"]
+
+_RECEIVE_BYTES: Final = 1 << 16
+
+
+class PrimaryId(NamedTuple):
+    """A primary, in one run of its process and one term of its being the primary.
+
+    Attributes:
+        run: changes with every start of the process.
+        history: changes with every promotion of a replica, also back to what it was before.
+    """
+
+    run: bytes
+    history: bytes
+
+
+class Wire:
+    """One connection to one primary: commands out, replies in, no retries.
+
+    Used by one thread at a time. Any error but `CommandRefused` leaves it closed.
+    """
+
+    __slots__ = ("_connection", "_is_open", "node")
+
+    def __init__(self, node: Node, connection: Any) -> None:
+        self.node = node
+        self._connection = connection
+        self._is_open = True
+
+    def send(self, *commands: Sequence[Any]) -> None:
+        """Send commands without waiting for their replies."""
+        from redis import RedisError
+
+        connection = self._connection
+        if not self._is_open:  # redis-py would connect again, and nobody would know
+            raise ServerError(f"{self.node}: the connection was closed")
+        try:
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        except (RedisError, OSError) as error:
+            raise self._lost(error) from None
+
+    def read(self) -> Any:
+        """The next reply.
+
+        Raises:
+            CommandRefused: the server answered with an error; the connection is still good.
+            ServerError: the connection is lost, or nothing came in time.
+        """
+        from redis import RedisError, ResponseError
+
+        try:
+            return self._connection.read_response(disable_decoding=True)
+        except ResponseError as error:
+            raise CommandRefused(f"{self.node}: {error}", _code_of(error)) from None
+        except (RedisError, OSError, AttributeError, ValueError) as error:
+            # the latter two where another thread closed it meanwhile
+            raise self._lost(error) from None
+
+    def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands and read a reply each; an error reply as a `CommandRefused`, not raised.
+
+        Raises:
+            ServerError: the connection is lost, or a reply did not come in time.
+        """
+        from redis import RedisError, ResponseError
+        from redis._parsers.hiredis import NOT_ENOUGH_DATA as not_enough
+
+        connection = self._connection
+        if not self._is_open:
+            raise ServerError(f"{self.node}: the connection was closed")
+        replies: list[Any] = []
+        try:
+            reader = getattr(connection._parser, "_reader", None)
+            if reader is None or not hasattr(reader, "gets"):  # redis-py without hiredis
+                self.send(*commands)
+                return [self.read_or_refusal() for _ in commands]
+            pack = connection._command_packer.pack
+            sock = connection._sock
+            sock.sendall(b"".join([part for command in commands for part in pack(*command)]))
+            timeout_s, began_s = sock.gettimeout(), time.monotonic()
+            while len(replies) < len(commands):
+                reply = reader.gets(False)
+                if reply is not_enough:
+                    # a reply that trickles in never lets the socket's own timeout pass
+                    if timeout_s is not None and time.monotonic() - began_s > timeout_s:
+                        raise TimeoutError("timed out")
+                    received = sock.recv(_RECEIVE_BYTES)
+                    if not received:
+                        raise ConnectionError("the server closed the connection")
+                    reader.feed(received)
+                elif isinstance(reply, ResponseError):
+                    replies.append(CommandRefused(f"{self.node}: {reply}", _code_of(reply)))
+                elif isinstance(reply, Exception):
+                    raise reply
+                else:
+                    replies.append(reply)
+        except (RedisError, OSError, AttributeError, ValueError) as error:
+            raise self._lost(error) from None
+        return replies
+
+    def hear(self, into: bytearray) -> Iterator[Any]:
+        """Replies as they come, without end.
+
+        The kernel writes what arrives while another thread may have the interpreter; whoever looks
+        at the first byte there knows that something waits to be heard.
+
+        Args:
+            into: what is received. Its first byte is not 0 from the moment that something arrives
+                until all of it has been taken. (Where a reply is longer than this is, its rest
+                may begin with a 0, which hides it.)
+
+        Raises:
+            CommandRefused, ServerError: as `read`.
+        """
+        from redis import RedisError, ResponseError
+        from redis._parsers.hiredis import NOT_ENOUGH_DATA as not_enough
+
+        reader = getattr(self._connection._parser, "_reader", None)
+        if reader is None or not hasattr(reader, "gets"):  # redis-py without hiredis
+            while True:
+                yield self.read()
+        sock = self._connection._sock
+        try:
+            while True:
+                reply = reader.gets(False)
+                if reply is not_enough:
+                    into[0] = 0
+                    size = sock.recv_into(into)
+                    if not size:
+                        raise ConnectionError("the server closed the connection")
+                    reader.feed(into, 0, size)
+                elif isinstance(reply, ResponseError):
+                    raise CommandRefused(f"{self.node}: {reply}", _code_of(reply))
+                elif isinstance(reply, Exception):
+                    raise reply
+                else:
+                    yield reply
+        except (RedisError, OSError, AttributeError, ValueError) as error:
+            raise self._lost(error) from None
+
+    def read_or_refusal(self) -> Any:
+        """The next reply; an error reply as a `CommandRefused`, not raised."""
+        try:
+            return self.read()
+        except CommandRefused as refusal:
+            return refusal
+
+    def run_id(self) -> bytes:
+        """What tells this run of the server from every other one, and from other servers."""
+        return self._said("server", b"run_id:")
+
+    def primary_id(self) -> PrimaryId:
+        """Who answers.
+
+        Raises:
+            ServerError: it does not say, as some proxies do not.
+        """
+        return PrimaryId(self.run_id(), self._said("replication", b"master_replid:"))
+
+    def _said(self, section: str, name: bytes) -> bytes:
+        info = self.ask("INFO", section)
+        lines = info.split(b"\r\n") if isinstance(info, bytes) else []
+        found = next((line for line in lines if line.startswith(name)), None)
+        if found is None:
+            raise self._lost(ValueError("it does not say who it is"))
+        return bytes(found)
+
+    def answer_within(self, timeout_s: float) -> None:
+        """From now on a reply may take this long."""
+        self._connection._sock.settimeout(timeout_s)
+
+    def wait_forever(self) -> None:
+        """Let `read` wait without a bound, until another thread closes the wire."""
+        self._connection._sock.settimeout(None)
+
+    def ask(self, *command: Any) -> Any:
+        """Send one command and return its reply."""
+        self.send(command)
+        return self.read()
+
+    def close(self) -> None:
+        """Close it; calling it again does nothing."""
+        self._is_open = False
+        self._connection.disconnect()
+
+    def _lost(self, error: Exception) -> ServerError:
+        self.close()
+        return ServerError(f"{self.node}: {error or type(error).__name__}")
+
+    def __repr__(self) -> str:
+        return f"Wire({self.node})"
+
+
+def close_with(owner: object, wires: Iterable[list[Wire]]) -> None:
+    """Close wires when their owner is collected, before their sockets are.
+
+    Args:
+        owner: who has them.
+        wires: where they are then; must not refer to the owner.
+    """
+    weakref.finalize(owner, _close_all, wires).atexit = False
+
+
+def _close_all(wires: Iterable[list[Wire]]) -> None:
+    for some in list(wires):
+        while some:
+            some.pop().close()
+
+
+# redis-py makes classes of its own of some answers and drops their first word
+_CODES: Final = {
+    "AskError": "ASK",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MovedError": "MOVED",
+    "NoPermissionError": "NOPERM",
+    "NoScriptError": "NOSCRIPT",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "TryAgainError": "TRYAGAIN",
+}
+
+
+def _code_of(error: Exception) -> str:
+    known = _CODES.get(type(error).__name__)
+    return known if known is not None else str(error).split(" ", 1)[0]

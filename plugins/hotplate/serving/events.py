@@ -1,0 +1,83 @@
+"""Events on their way into their logs: from what Feast hands over, or from a frame, to records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+
+from hotplate.codec import event_us, kind_of
+from hotplate.keys import EntityShape, shape_and_values
+from hotplate.windows.events import Accepted, accept
+from hotplate.windows.spec import EventSpec
+
+__all__ = ["Batch", "Entity", "from_feast"]
+
+Entity = tuple[EntityShape, tuple[Any, ...]]
+_Row = tuple[EntityKey, Mapping[str, Any], datetime, datetime | None]
+
+_NO_TIME_MS: Final = -1  # before 1970: `accept` drops it as an invalid timestamp
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Events of one event view.
+
+    Attributes:
+        entities: whose each row of the batch is.
+        accepted: those that count, and what became of the others.
+    """
+
+    entities: Sequence[Entity]
+    accepted: Accepted
+
+    @property
+    def touched(self) -> list[Entity]:
+        """The entities that have events that count."""
+        return list(dict.fromkeys(self.entities[row] for row in self.accepted.rows.tolist()))
+
+
+def from_feast(table: Any, spec: EventSpec, rows: Sequence[_Row], now_ms: int) -> Batch:
+    """Read rows as Feast writes them.
+
+    Args:
+        table: the event view.
+        spec: what its log holds.
+        rows: entity key, values by name, when it happened, when it was created.
+        now_ms: arrival of rows that do not say.
+    """
+    kinds = {field.name: kind_of(field.dtype.to_value_type()) for field in table.features}
+    names = [spec.event_id, *(column.name for column in spec.columns)]
+    read = {
+        name: _column([row[1].get(name) for row in rows], kinds[name])
+        for name in dict.fromkeys(names)
+    }
+    happened = np.array([_as_ms(row[2], _NO_TIME_MS) for row in rows], np.int64)
+    arrived = np.array([_as_ms(row[3], now_ms) for row in rows], np.int64)
+    accepted = accept(spec, happened, read[spec.event_id], arrived, read)
+    return Batch([shape_and_values(row[0]) for row in rows], accepted)
+
+
+def _as_ms(moment: datetime | None, otherwise: int) -> int:
+    micros = event_us(moment)
+    return otherwise if micros is None else micros // 1_000
+
+
+def _column(protos: Sequence[Any], kind: str) -> npt.NDArray[Any]:
+    """One column of Feast's values, typed as the declaration says; a null is NaN or None."""
+    values = [
+        getattr(proto, kind) if proto is not None and proto.WhichOneof("val") == kind else None
+        for proto in protos
+    ]
+    if kind in ("double_val", "float_val"):
+        return np.array([np.nan if value is None else value for value in values], np.float64)
+    made = np.empty(len(values), object)
+    made[:] = values
+    if kind in ("int64_val", "int32_val", "bool_val") and None not in values:
+        return made.astype(np.int64)
+    return made

@@ -1,0 +1,439 @@
+"""Windowed views: event logs in, packed rows out; and events on their way in.
+
+A windowed view has no row anywhere: its outputs are computed from the event log of the entity
+whenever they are read. So it is a source like the wrapped store, read through the same engine. Two
+things set it apart: time alone changes its rows (`TimedRows`), and what is written is another
+view, the event view, whose writes go into the logs instead of the wrapped store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+import numpy as np
+
+from hotplate.cache_policy import EVENTS_TAG, WINDOWS_TAG
+from hotplate.clock import Clock
+from hotplate.contracts import LoadRequest, Source, TimedRows
+from hotplate.core.refresh import Refresher
+from hotplate.errors import ConfigError
+from hotplate.forks import restart_in_children
+from hotplate.keys import EntityShape, values_of
+from hotplate.seldom import Seldom
+from hotplate.serving.events import Batch, Entity
+from hotplate.stats import EventCounters, EventStats
+from hotplate.tiers.entries import entity_of
+from hotplate.windowed import EventLog, WindowedView, event_log_of, windowed_of
+from hotplate.windows.compaction import Compactor
+from hotplate.windows.errors import WindowSpecError
+from hotplate.windows.kernel import Reader
+from hotplate.windows.plan import LogPlan
+from hotplate.windows.records import RecordFormat
+from hotplate.windows.redis_state import LogServer, RedisState
+from hotplate.windows.spec import Aggregate, WindowSpec
+from hotplate.windows.state import LocalState, State
+
+__all__ = [
+    "EventLogs",
+    "Log",
+    "WindowedSource",
+    "is_computed",
+    "is_event_view",
+    "is_windowed",
+    "mark_of",
+    "no_place",
+]
+
+_NS_A_MS: Final = 1_000_000
+_FOLD_BYTES: Final = 4_096
+_log = logging.getLogger("hotplate.windows")
+
+
+def is_windowed(table: Any) -> bool:
+    """Whether a feature view's rows are computed from an event log."""
+    return WINDOWS_TAG in (getattr(table, "tags", None) or ())
+
+
+def is_event_view(table: Any) -> bool:
+    """Whether what is written to a feature view are events of a log."""
+    return EVENTS_TAG in (getattr(table, "tags", None) or ())
+
+
+def is_computed(table: Any) -> bool:
+    """Whether the wrapped store has nothing of a feature view: it is windowed, or holds events."""
+    return is_windowed(table) or is_event_view(table)
+
+
+def mark_of(table: Any, ttl_ns: int) -> str:
+    """What tells a windowed view's rows from those of another declaration or another ttl."""
+    said = hashlib.blake2b(table.tags[WINDOWS_TAG].encode(), digest_size=8).hexdigest()
+    return f"#{said}:{ttl_ns}"
+
+
+class Log:
+    """An event log: what is declared of it, and where it is kept.
+
+    Args:
+        said: what the event view's tag says.
+        project: the Feast project.
+        counters: of what becomes of its events.
+
+    Attributes:
+        plan: how it is stored.
+        records: how its records are written.
+        compactor: folds it.
+    """
+
+    def __init__(self, said: EventLog, project: str, counters: EventCounters) -> None:
+        self.said = said
+        self.counters = counters
+        every = [Aggregate(f"n{i}", "count", "", one) for i, one in enumerate(said.windows)]
+        self.plan = LogPlan.of([WindowSpec(said.spec, tuple(every))])
+        self.records = RecordFormat(self.plan)
+        self.compactor = Compactor(self.plan)
+        parts = (project, said.view, self.plan.fingerprint)
+        self.name = "hotplate:window:" + "".join(quote(part, safe="") + ":" for part in parts)
+        self._prefixes: dict[EntityShape, bytes] = {}
+
+    def key(self, shape: EntityShape, values: tuple[Any, ...]) -> bytes:
+        """The key of an entity's log."""
+        prefix = self._prefixes.get(shape)
+        if prefix is None:
+            entity = f"{','.join(shape.join_keys)}:{','.join(shape.types)}:"
+            prefix = self._prefixes[shape] = (self.name + entity).encode()
+        return prefix + entity_of(values)
+
+
+class _Compiled:
+    """A windowed view, ready to be read."""
+
+    def __init__(self, said: WindowedView, log: Log) -> None:
+        if said.spec.event != log.said.spec:
+            raise WindowSpecError(
+                where=f"windowed view {said.view!r}",
+                problem=f"it was declared over other events than {said.events!r} holds now",
+                fix="Run `feast apply` with both views.",
+            )
+        self.said = said
+        self.log = log
+        self.reader = Reader(said.spec, log.plan)
+        self._places = {one.name: index for index, one in enumerate(said.spec.aggregates)}
+        self._orders: dict[int, list[int] | None] = {}
+
+    def pack(
+        self, request: LoadRequest, blobs: Sequence[bytes | None], wall_ns: int
+    ) -> list[bytes]:
+        """Rows of a request, computed as of now."""
+        t_ms = wall_ns // _NS_A_MS
+        answer = self.reader.read(blobs, t_ms)
+        layout = request.view.layout
+        order = [self._places.get(column.name, -1) for column in layout.columns]
+        values = answer.values
+        if order != list(range(len(self._places))):
+            padded = np.concatenate((values, np.full((len(values), 1), np.nan)), axis=1)
+            values = padded[:, order]
+        rows = layout.encode_numbers(values, t_ms * 1_000)
+        if self.said.cache != "exact":
+            return rows
+        ends = answer.valid_until.tolist()
+        # a row may be served at the very age of its bound, when it no longer holds
+        return TimedRows(rows, [end_ms * _NS_A_MS - wall_ns - 1 for end_ms in ends])
+
+
+class EventLogs:
+    """The event logs of one deployment, and the windowed views over them.
+
+    Args:
+        project: the Feast project.
+        place: the server that keeps the logs; None to keep them in this process; raises
+            `ConfigError` where the deployment names neither.
+        find_views: looks the registry's feature views up, for reads that come without it.
+        clock: the cache's.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        place: Callable[[], LogServer | None],
+        find_views: Callable[[], Iterable[Any]],
+        clock: Clock,
+    ) -> None:
+        self._project = project
+        self._find_place = place
+        self._find_views = find_views
+        self._clock = clock
+        self._events: dict[str, Any] = {}
+        self._logs: dict[tuple[str, str], Log] = {}
+        self._compiled: dict[tuple[str, str], _Compiled] = {}
+        self._states: dict[str, State] = {}
+        self._places: dict[str, LogServer | None] = {}
+        self._counters: dict[str, EventCounters] = {}
+        self._seldom = Seldom()
+        self.compaction = Refresher(self._compact)
+        restart_in_children(self)
+
+    # -- what there is --------------------------------------------------------------------------
+
+    def note_views(self, views: Iterable[Any]) -> None:
+        """The feature views of the registry, as they are now."""
+        self._events = {view.name: view for view in views if is_event_view(view)}
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether the logs are this process's own.
+
+        Raises:
+            ConfigError: the deployment does not say where they are kept.
+        """
+        return self._place() is None
+
+    def log(self, table: Any) -> Log:
+        """The log of an event view."""
+        name = (table.name, table.tags[EVENTS_TAG])
+        found = self._logs.get(name)
+        if found is None:
+            said = event_log_of(table)
+            assert said is not None
+            counters = self._counters.setdefault(table.name, EventCounters())
+            found = self._logs.setdefault(name, Log(said, self._project, counters))
+        return found
+
+    def log_under(self, table: Any) -> Log:
+        """The log that a windowed view is computed from."""
+        return self.compiled(table).log
+
+    def compiled(self, table: Any) -> _Compiled:
+        """A windowed view, ready to be read.
+
+        Raises:
+            WindowSpecError: its events are not in the registry, or not those it was declared over.
+        """
+        said = table.tags[WINDOWS_TAG]
+        known = self._compiled.get((table.name, said))
+        events = self._events.get(known.said.events) if known else None
+        if known and events is not None and self.log(events) is known.log:
+            return known
+        windowed = windowed_of(table)
+        assert windowed is not None
+        events = self._events.get(windowed.events)
+        if events is None:
+            self.note_views(self._find_views())
+            events = self._events.get(windowed.events)
+        if events is None:
+            raise WindowSpecError(
+                where=f"windowed view {table.name!r}",
+                problem=f"its event view {windowed.events!r} is not in the registry",
+                fix="Bind both results of windowed_view(...) to names of the module, and run "
+                "`feast apply`.",
+            )
+        made = _Compiled(windowed, self.log(events))
+        self._compiled[table.name, said] = made
+        return made
+
+    def _place(self) -> LogServer | None:
+        if "made" not in self._places:  # one for all threads, without a lock
+            self._places.setdefault("made", self._find_place())
+        return self._places["made"]
+
+    def state(self, log: Log) -> State:
+        """Where a log is kept."""
+        found = self._states.get(log.name)
+        if found is None:
+            place = self._place()
+            ttl_ms = log.plan.ttl_ms
+            made: State = (
+                LocalState(ttl_ms, self._clock) if place is None else RedisState(place, ttl_ms)
+            )
+            found = self._states.setdefault(log.name, made)
+        return found
+
+    def check(self) -> None:
+        """Make sure that the logs are kept where nothing is evicted.
+
+        Raises:
+            ConfigError: they are not.
+            ServerError: the server does not answer.
+        """
+        place = self._place()
+        if place is not None:
+            place.check()
+
+    # -- in -------------------------------------------------------------------------------------
+
+    def append(self, log: Log, batch: Batch) -> list[Entity]:
+        """Write the events of a batch that count.
+
+        Returns:
+            The entities whose windows they change.
+        """
+        accepted, counters = batch.accepted, log.counters
+        counters.add(len(accepted.rows), accepted.dropped)
+        if accepted.dropped and self._seldom.is_time():
+            _log.warning("%s: events were dropped: %s", log.said.view, _shown(accepted.dropped))
+        if not len(accepted.rows):
+            return []
+        now_ms = self._clock.wall_ns() // _NS_A_MS
+        oldest_ms = now_ms - log.plan.event.lateness_ms - log.plan.event.slack_ms
+        counters.delayed += int((accepted.events.ts < oldest_ms).sum())
+        words = log.records.pack(accepted.events)
+        parts: dict[Entity, list[bytes]] = {}
+        for row, record in zip(accepted.rows.tolist(), words, strict=True):
+            parts.setdefault(batch.entities[row], []).append(record.tobytes())
+        entries = [(log.key(*entity), b"".join(records)) for entity, records in parts.items()]
+        lengths = self.state(log).append_many(entries)
+        self._note_lengths(log, entries, lengths)
+        return list(parts)
+
+    def _note_lengths(
+        self, log: Log, entries: Sequence[tuple[bytes, bytes]], lengths: Sequence[int]
+    ) -> None:
+        """Have logs folded that have grown by another few kilobytes."""
+        grown = {
+            key: log
+            for (key, data), length in zip(entries, lengths, strict=True)
+            if (length - len(data)) // _FOLD_BYTES != length // _FOLD_BYTES
+        }
+        if grown:
+            self.compaction.submit(grown)
+
+    def _compact(self, due: Mapping[bytes, Log]) -> None:
+        for key, log in due.items():
+            state = self.state(log)
+            blob = state.get(key)
+            fold = log.compactor.fold(blob, self._clock.wall_ns() // _NS_A_MS) if blob else None
+            if fold is not None:
+                log.counters.folds += state.swap(key, fold)
+
+    # -- out ------------------------------------------------------------------------------------
+
+    def load(self, requests: Sequence[LoadRequest]) -> list[list[bytes] | Exception]:
+        """Rows of windowed views as of now; all logs are read in one round trip.
+
+        An error of one view is its answer; the others are there all the same.
+        """
+        answers: list[list[bytes] | Exception] = []
+        ready: list[tuple[_Compiled, LoadRequest, list[bytes]] | None] = []
+        for request in requests:
+            try:
+                compiled = self.compiled(request.table)
+                shape = request.view.identity.shape
+                keys = [compiled.log.key(shape, values_of(key)) for key in request.keys]
+                ready.append((compiled, request, keys))
+                answers.append([])
+            except Exception as error:  # noqa: BLE001 - handed on as the answer of its part
+                ready.append(None)
+                answers.append(error)
+        wall_ns = self._clock.wall_ns()  # before the logs are read: what comes later is not visible
+        blobs = self._read([part for part in ready if part is not None])
+        for index, part in enumerate(ready):
+            if part is None:
+                continue
+            compiled, request, keys = part
+            try:
+                answers[index] = compiled.pack(request, [next(blobs) for _ in keys], wall_ns)
+            except Exception as error:  # noqa: BLE001 - as above
+                answers[index] = error
+        return answers
+
+    def _read(
+        self, parts: Sequence[tuple[_Compiled, LoadRequest, list[bytes]]]
+    ) -> Iterator[bytes | None]:
+        place = self._place()
+        if place is not None:
+            return iter(place.get_many([key for _, _, keys in parts for key in keys]))
+        return iter(
+            [
+                blob
+                for compiled, _, keys in parts
+                for blob in self.state(compiled.log).get_many(keys)
+            ]
+        )
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, EventStats]:
+        """Counts by event view."""
+        return {name: one.snapshot() for name, one in sorted(self._counters.items())}
+
+    def close(self) -> None:
+        """Close connections; a later call opens new ones."""
+        place = self._places.get("made")
+        if place is not None:
+            place.close()
+
+    def restart_after_fork(self) -> None:
+        """Leave the parent's compaction to the parent."""
+        self.compaction.restart_after_fork()
+
+
+def _shown(dropped: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+
+
+def no_place() -> ConfigError:
+    """The error of a deployment that does not say where event logs are kept."""
+    return ConfigError(
+        "online_store.windows: windowed views need a place for their event logs, and the wrapped "
+        "store is no Redis. Name a Redis or Valkey server as in windows: {connection_string: "
+        "'localhost:6379'}, or, where one process alone both writes and reads, windows: "
+        "{in_process: true}."
+    )
+
+
+class WindowedSource:
+    """Asks event logs for windowed views, and another source for the rest.
+
+    Args:
+        logs: the event logs.
+        source: reads all other views.
+    """
+
+    def __init__(self, logs: EventLogs, source: Source) -> None:
+        self._logs = logs
+        self._source = source
+
+    def load(self, requests: Sequence[LoadRequest]) -> Sequence[list[bytes] | Exception]:
+        windowed = [request for request in requests if is_windowed(request.table)]
+        if not windowed:
+            return self._source.load(requests)
+        found = iter(_or_error(self._logs.load, windowed))
+        others = [request for request in requests if not is_windowed(request.table)]
+        rest = iter(_or_error(self._source.load, others) if others else ())
+        return [next(found if is_windowed(one.table) else rest) for one in requests]
+
+    async def load_async(
+        self, requests: Sequence[LoadRequest]
+    ) -> Sequence[list[bytes] | Exception]:
+        windowed = [request for request in requests if is_windowed(request.table)]
+        if not windowed:
+            return await self._source.load_async(requests)
+        others = [request for request in requests if not is_windowed(request.table)]
+        reading = asyncio.to_thread(_or_error, self._logs.load, windowed)
+        if not others:
+            return await reading
+        answers = await asyncio.gather(reading, self._ask_async(others))
+        found, rest = map(iter, answers)
+        return [next(found if is_windowed(one.table) else rest) for one in requests]
+
+    async def _ask_async(
+        self, requests: Sequence[LoadRequest]
+    ) -> Sequence[list[bytes] | Exception]:
+        try:
+            return await self._source.load_async(requests)
+        except Exception as error:  # noqa: BLE001 - handed on as the answer of its part
+            return [error] * len(requests)
+
+
+def _or_error(
+    load: Callable[[Sequence[LoadRequest]], Sequence[list[bytes] | Exception]],
+    requests: Sequence[LoadRequest],
+) -> Sequence[list[bytes] | Exception]:
+    try:
+        return load(requests)
+    except Exception as error:  # noqa: BLE001 - handed on as the answer of its part
+        return [error] * len(requests)

@@ -1,0 +1,154 @@
+"""Event logs on a Redis or Valkey server: one string an entity, written by APPEND alone.
+
+Writers never read: an event is one `APPEND`, and a `PEXPIRE` only where the length that comes back
+has crossed a multiple of 256 bytes, so that the life of a log is extended now and then and not with
+every event. Readers `GET`. Only compaction writes what it has read, by a script that compares the
+log with what was read and attaches what was appended meanwhile (see `hotplate.windows.compaction`).
+Every command touches one key, so a cluster needs nothing of its own.
+
+The server holds the truth, not a copy of it, so it must never evict: whoever evicts a log turns
+"no events" into an answer. `LogServer.check` refuses
+every policy but `noeviction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from hotplate.errors import CommandRefused, ConfigError, ServerError
+from hotplate.servers.pool import Command, Pool
+from hotplate.servers.redis import RedisServer
+from hotplate.windows.compaction import Fold
+
+__all__ = ["LogServer", "RedisState"]
+
+_EXTEND_BYTES: Final = 256
+_AT_ONCE: Final = 1_000
+_POLICY: Final = b"noeviction"
+
+# KEYS[1]: the log. ARGV: what it must begin with, how many of its bytes are replaced, by what.
+_SWAP: Final = """
+local held = redis.call('GET', KEYS[1])
+local consumed = tonumber(ARGV[2])
+if not held or #held < consumed or string.sub(held, 1, #ARGV[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[3] .. string.sub(held, consumed + 1), 'KEEPTTL')
+return 1
+"""
+
+
+class LogServer:
+    """A deployment that keeps event logs.
+
+    Args:
+        server: how it is reached.
+        timeout_s: how long one exchange may take.
+
+    Raises:
+        ConfigError: (every method) the server evicts, or does not say whether it does.
+        ServerError: (every method) it does not answer. What was to be appended may have been, or
+            not; appending it again changes nothing.
+    """
+
+    def __init__(self, server: RedisServer, timeout_s: float) -> None:
+        self._pool = Pool(server, timeout_s)
+        self._is_checked = False
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Logs, in the order of the keys, in one round trip."""
+        return self.ask([(key, (b"GET", key)) for key in keys])
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands, and once more to whoever answers now: a connection may have grown old."""
+        if not self._is_checked:
+            self.check()
+        if not commands:
+            return []
+        try:
+            replies = self._pool.ask(commands)
+        except ServerError:
+            self._pool.renew()
+            replies = self._pool.ask(commands)
+        for reply in replies:
+            if isinstance(reply, CommandRefused):
+                raise reply
+        return replies
+
+    def check(self) -> None:
+        """Make sure that the server keeps what it is given."""
+        for node in self._pool.server.topology().nodes:
+            wire = self._pool.server.wire(node)
+            try:
+                policy = _policy_of(wire.ask("INFO", "memory"))
+            except CommandRefused as error:
+                raise ConfigError(
+                    f"online_store.windows: server {node} does not say whether it evicts "
+                    f"({error.code}). Give the user the right +info."
+                ) from None
+            finally:
+                wire.close()
+            if policy != _POLICY:
+                raise ConfigError(
+                    f"online_store.windows: server {node} has maxmemory-policy {policy.decode()}, "
+                    "so it may evict event logs, and a log that is gone reads as no events. Set "
+                    "maxmemory-policy noeviction there, or name another server."
+                )
+        self._is_checked = True
+
+    def close(self) -> None:
+        """Close the connections; a later call opens new ones."""
+        self._pool.drop()
+
+
+class RedisState:
+    """The logs of one plan on a server.
+
+    Args:
+        server: the server.
+        ttl_ms: how long a log lives after the last append, as `LogPlan.ttl_ms` says.
+    """
+
+    def __init__(self, server: LogServer, ttl_ms: int) -> None:
+        self._server = server
+        self._ttl_ms = ttl_ms
+
+    def append(self, key: bytes, data: bytes) -> None:
+        """See `State.append`."""
+        self.append_many([(key, data)])
+
+    def append_many(self, entries: Sequence[tuple[bytes, bytes]]) -> list[int]:
+        """See `State.append_many`."""
+        lengths: list[int] = []
+        for at in range(0, len(entries), _AT_ONCE):
+            lengths += self._append(entries[at : at + _AT_ONCE])
+        return lengths
+
+    def _append(self, entries: Sequence[tuple[bytes, bytes]]) -> list[int]:
+        lengths = self._server.ask([(key, (b"APPEND", key, data)) for key, data in entries])
+        to_extend = {
+            key
+            for (key, data), length in zip(entries, lengths, strict=True)
+            if length == len(data)
+            or (length - len(data)) // _EXTEND_BYTES != length // _EXTEND_BYTES
+        }
+        self._server.ask([(key, (b"PEXPIRE", key, self._ttl_ms)) for key in to_extend])
+        return lengths
+
+    def get(self, key: bytes) -> bytes | None:
+        """See `State.get`."""
+        return self.get_many([key])[0]
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See `State.get_many`."""
+        return self._server.get_many(keys)
+
+    def swap(self, key: bytes, fold: Fold) -> bool:
+        """See `State.swap`."""
+        command = (b"EVAL", _SWAP, 1, key, fold.expected, fold.consumed, fold.blob)
+        return bool(self._server.ask([(key, command)])[0])
+
+
+def _policy_of(info: Any) -> bytes:
+    lines = info.split(b"\r\n") if isinstance(info, bytes) else []
+    found = next((line for line in lines if line.startswith(b"maxmemory_policy:")), b":unknown")
+    return found.split(b":", 1)[1]

@@ -1,0 +1,191 @@
+"""Logs in memory: nothing is lost under writers and compactors, and what is damaged is seen."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from hotplate.clock import FakeClock
+from hotplate.windows.compaction import Compactor
+from hotplate.windows.errors import ClockBehindError, WindowStateError
+from hotplate.windows.kernel import Reader
+from hotplate.windows.log import MAGIC, LogFormat
+from hotplate.windows.plan import LogPlan
+from hotplate.windows.spec import Aggregate, Column, EventSpec, Window, WindowSpec
+from hotplate.windows.state import LocalState
+
+from .oracle import Event
+from .streams import make_spec, records
+
+SPEC = make_spec([Window(100, 10), Window(10_000, 1_000)])
+PLAN = LogPlan.of([SPEC])
+KEY = b"card"
+
+
+def events(count: int, first: int = 10_000, event_id: int = 1) -> list[Event]:
+    return [Event(first + i, event_id + i, first + i, (i, i, i)) for i in range(count)]
+
+
+def compacted() -> bytes:
+    """A log with tiles and records."""
+    fold = Compactor(PLAN).fold(b"".join(records(PLAN, events(60))), 11_500)
+    assert fold is not None
+    return fold.blob + b"".join(records(PLAN, events(5, 11_400)))
+
+
+def test_writers_and_compactors_lose_nothing() -> None:
+    """Four writers and two compactors with other clocks on three keys: every event is counted."""
+    state, compactor = LocalState(PLAN.ttl_ms, FakeClock()), Compactor(PLAN)
+    per_writer, keys = 400, [b"a", b"b", b"c"]
+    start, done, swaps = threading.Barrier(6), threading.Event(), []
+    failures: list[BaseException] = []
+
+    def write(number: int) -> None:
+        start.wait()
+        made = records(PLAN, events(per_writer, 10_000, 1 + number * per_writer))
+        for index, record in enumerate(made):
+            state.append(keys[index % 3], record)
+
+    def compact(now: int) -> None:
+        start.wait()
+        try:
+            while not done.is_set():
+                for key in keys:
+                    blob = state.get(key)
+                    fold = compactor.fold(blob, now) if blob else None
+                    if fold is not None:
+                        swaps.append(state.swap(key, fold))
+        except BaseException as error:  # noqa: BLE001 - the test reports it
+            failures.append(error)
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    compactors = [threading.Thread(target=compact, args=(now,)) for now in (11_500, 10_600)]
+    for thread in (*writers, *compactors):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    for thread in compactors:
+        thread.join()
+    assert not failures
+    assert True in swaps
+    found = Reader(SPEC, PLAN).read(state.get_many(keys), 12_000).values
+    total = found[:, [one.name for one in SPEC.aggregates].index("events_1")].sum()
+    assert total == 4 * per_writer
+
+
+def test_expiry_changes_nothing() -> None:
+    """The moment a log expires, every window over it is empty already."""
+    clock = FakeClock()
+    state, reader = LocalState(PLAN.ttl_ms, clock), Reader(SPEC, PLAN)
+    last = Event(20_000, 1, 20_000 - SPEC.event.skew_ms, (1, 1, 1))  # as far ahead as allowed
+    state.append(KEY, records(PLAN, [last])[0])
+    blob = state.get(KEY)
+    clock.advance(PLAN.ttl_ms / 1000)
+    assert state.get(KEY) is None
+    t = last.arrival + PLAN.ttl_ms
+    before, after = reader.read([blob], t), reader.read([None], t)
+    assert np.array_equal(before.values, after.values, equal_nan=True)
+
+
+def test_expiry_counts_from_the_last_append_and_a_swap_leaves_it() -> None:
+    """As PEXPIRE and KEEPTTL do."""
+    clock = FakeClock()
+    state = LocalState(100_000, clock)
+    state.append(KEY, b"".join(records(PLAN, events(60))))
+    clock.advance(60)
+    fold = Compactor(PLAN).fold(state.get(KEY) or b"", 11_500)
+    assert fold is not None
+    assert state.swap(KEY, fold)
+    clock.advance(39)
+    assert state.get(KEY) == fold.blob
+    state.append(KEY, records(PLAN, events(1))[0])
+    clock.advance(99)
+    assert len(state) == 1
+    clock.advance(1)
+    assert state.get(KEY) is None
+
+
+@pytest.mark.parametrize("make", [lambda: b"".join(records(PLAN, events(9))), compacted])
+def test_every_damaged_byte_is_seen(make: object) -> None:
+    """A flipped bit anywhere, a lost end, and what was never a log."""
+    blob = make()  # type: ignore[operator]
+    reader, compactor = Reader(SPEC, PLAN), Compactor(PLAN)
+    reader.read([blob], 12_000)
+    for place in range(len(blob)):
+        damaged = bytearray(blob)
+        damaged[place] ^= 1 << (place % 8)
+        with pytest.raises(WindowStateError):
+            reader.read([None, bytes(damaged), blob], 1_000_000_000)
+        with pytest.raises(WindowStateError):
+            compactor.fold(bytes(damaged), 12_000)
+    for cut in range(1, len(blob), 7):
+        if (len(blob) - cut) % LogFormat(PLAN).records.size != len(blob) % 8:
+            try:
+                reader.read([blob[:cut]], 1_000_000_000)
+            except WindowStateError:
+                continue
+            assert cut % LogFormat(PLAN).records.size == 0 or blob.startswith(MAGIC)
+
+
+def test_the_damaged_log_of_a_batch_is_named() -> None:
+    """`position` says which of the logs, whatever is wrong with it."""
+    good, reader = b"".join(records(PLAN, events(9))), Reader(SPEC, PLAN)
+    for bad in (good[:-1], b"x" * 480, compacted()[:70], MAGIC):
+        with pytest.raises(WindowStateError, match="entity 2") as caught:
+            reader.read([good, None, bad, good], 12_000)
+        assert caught.value.position == 2
+
+
+def test_the_log_of_another_plan_is_refused() -> None:
+    """The digest is in the header, and in every record's check."""
+    other = EventSpec("id", PLAN.event.columns, lateness_ms=51, skew_ms=10, slack_ms=20)
+    spec = WindowSpec(other, SPEC.aggregates)
+    for blob in (b"".join(records(PLAN, events(9))), compacted()):
+        with pytest.raises(WindowStateError):
+            Reader(spec).read([blob], 12_000)
+        with pytest.raises(WindowStateError):
+            Compactor(LogPlan.of([spec])).fold(blob, 12_000)
+
+
+def test_a_read_before_the_horizon_is_refused() -> None:
+    """Tiles may hold what was not visible then; the message says what to do."""
+    blob, reader = compacted(), Reader(SPEC, PLAN)
+    horizon = 11_500 - SPEC.event.slack_ms
+    reader.read([blob], horizon)
+    with pytest.raises(ClockBehindError, match="Synchronise the clocks") as caught:
+        reader.read([None, blob], horizon - 1)
+    assert (caught.value.position, caught.value.horizon_ms) == (1, horizon)
+
+
+def test_a_log_without_columns_counts_events() -> None:
+    """No column at all is a log like any other."""
+    event = EventSpec("id", (), lateness_ms=50, skew_ms=10, slack_ms=20)
+    spec = WindowSpec(event, (Aggregate("n", "count", "", Window(1_000, 10)),))
+    plan = LogPlan.of([spec])
+    made = records(plan, [Event(10_000 + i, i + 1, 10_000 + i, ()) for i in range(30)])
+    fold = Compactor(plan).fold(b"".join(made), 10_500)
+    assert fold is not None
+    for blob in (b"".join(made), fold.blob):
+        assert Reader(spec, plan).read([blob], 10_600).values.tolist() == [[30.0]]
+    assert len(fold.blob) < 30 * 24
+
+
+def test_a_distinct_only_log_is_compacted() -> None:
+    """Registers survive being folded twice."""
+    event = EventSpec("id", (Column.distinct("shop"),), lateness_ms=50, skew_ms=10, slack_ms=20)
+    window = Window(10_000, 1_000)
+    short = Aggregate("n", "count", "", Window(100, 10))
+    spec = WindowSpec(event, (short, Aggregate("d", "approx_count_distinct", "shop", window)))
+    plan = LogPlan.of([spec])
+    made = records(plan, [Event(10_000 + i, i + 1, 10_000 + i, (i % 70,)) for i in range(300)])
+    blob, reader = b"".join(made), Reader(spec, plan)
+    expected = reader.read([blob], 12_000).values
+    for now in (10_500, 11_600):
+        fold = Compactor(plan).fold(blob, now)
+        assert fold is not None
+        blob = fold.blob
+    assert np.array_equal(reader.read([blob], 12_000).values, expected, equal_nan=True)
+    assert abs(expected[0, 1] - 70) < 7
