@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from feast import FeatureService, FeatureStore, Field, FileSource
 from feast.aggregation import Aggregation
 from feast.infra.offline_stores.file_source import SavedDatasetFileStorage
 from feast.types import Int64
+from feast.value_type import ValueType
 
+from hotplate.training.columns import moments_of, values_of
 from hotplate.training.errors import TrainingError
 from hotplate.windowed import WindowedViews, windowed_view
 
@@ -250,11 +253,12 @@ def test_columns_of_the_table_may_have_other_names(tmp_path: Path) -> None:
     assert_served(made, made.cards, made.history(rows, refs(made.cards)), "card_id")
 
 
-def test_whole_numbers_that_lost_digits_are_refused(tmp_path: Path) -> None:
-    """pandas turns integers with a null among them into floats; ids above 2**53 do not survive."""
+def test_whole_numbers_beside_a_null_keep_their_digits(tmp_path: Path) -> None:
+    """Ids above 2**53 tell events apart, though pandas would turn that column into floats."""
     made = TrainingRepo(tmp_path, transactions(20))
     events = made.events.assign(code=pd.array([(1 << 60) + i for i in range(22)], "Int64"))
     events.loc[3, "code"] = None
+    events["at"], events["arrived"] = events["at"].iloc[0], events["at"].iloc[0]
     without_pandas = pa.Table.from_pandas(events).replace_schema_metadata(None)
     pq.write_table(without_pandas, made.path)
     views = windowed_view(
@@ -266,6 +270,75 @@ def test_whole_numbers_that_lost_digits_are_refused(tmp_path: Path) -> None:
         aggregations=[Aggregation(function="count", time_window=timedelta(hours=1), name="n")],
     )
     made.apply(*views)
-    rows = pd.DataFrame({"card_id": [1], "event_timestamp": pd.Timestamp("2026-03-02", tz="UTC")})
-    with pytest.raises(TrainingError, match="above 2\\*\\*53 came as floats"):
-        made.history(rows, ["by_code:n"])
+    t = events["at"].iloc[0] + pd.Timedelta("1min")
+    rows = pd.DataFrame({"card_id": [1, 2, 3, 4], "event_timestamp": t})
+    assert made.history(rows, ["by_code:n"]).n.sum() == 21
+
+
+class PullingStore:
+    """An offline store that is not Feast's own for files, and answers as that one does."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.pulled: list[dict[str, Any]] = []
+
+    def pull_all_from_table_or_query(self, **kwargs: Any) -> Any:
+        self.pulled.append(kwargs)
+        return self._inner.pull_all_from_table_or_query(**kwargs)
+
+
+def test_other_offline_stores_are_asked_for_the_columns_and_the_time_that_matter(
+    repo: TrainingRepo, rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is the same; nothing is read that no window reaches."""
+    provider = repo.store._get_provider()
+    other = PullingStore(provider.offline_store)
+    monkeypatch.setattr(provider, "_offline_store", other)
+    late = rows[rows.event_timestamp > rows.event_timestamp.median()]
+    assert_served(repo, repo.cards, repo.history(late, refs(repo.cards)), "card_id")
+    (asked,) = other.pulled
+    assert asked["join_key_columns"] == ["card_id"]
+    assert set(asked["feature_name_columns"]) == {
+        "transaction_id", "amount", "items", "merchant_id",
+    }  # fmt: skip
+    earliest = late.event_timestamp.min() - pd.Timedelta("24h20min") - pd.Timedelta("1h")
+    assert abs(asked["start_date"] - earliest) <= pd.Timedelta("1ms")
+
+
+def test_floats_that_lost_digits_are_refused() -> None:
+    """They would tell no events apart."""
+    with pytest.raises(TrainingError, match="which have lost digits"):
+        values_of(pa.array([2.0**60, None]), ValueType.INT64, "column 'code'")
+    found = values_of(pa.array([2.0**40, None]), ValueType.INT64, "column 'code'")
+    np.testing.assert_array_equal(found, [2.0**40, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "expected"),
+    [
+        (pa.array([1, None], pa.int32()), ValueType.INT32, [1.0, np.nan]),
+        (pa.array([1, 2], pa.uint8()), ValueType.INT64, [1, 2]),
+        (pa.array([(1 << 60) + 1, None]), ValueType.INT64, [(1 << 60) + 1, None]),
+        (pa.array([True, None]), ValueType.BOOL, [1.0, np.nan]),
+        (pa.array([0.1, None]), ValueType.FLOAT, [float(np.float32(0.1)), np.nan]),
+        (pa.array([1, None]), ValueType.DOUBLE, [1.0, np.nan]),
+        (pa.array([Decimal("2.675")]), ValueType.DOUBLE, [2.675]),
+        (pa.array(["a", None]).dictionary_encode(), ValueType.STRING, ["a", None]),
+        (pa.array([b"a"]), ValueType.BYTES, [b"a"]),
+        (pa.array([None, None]), ValueType.DOUBLE, [np.nan, np.nan]),
+    ],
+)
+def test_values_are_typed_as_serving_types_them(column: Any, kind: Any, expected: list) -> None:
+    """Whatever type the table has."""
+    found = values_of(column, kind, "column")
+    assert len(found) == len(expected)
+    for one, other in zip(found.tolist(), expected, strict=True):
+        assert one == other or (one != one and other != other)
+
+
+def test_values_of_another_kind_are_refused() -> None:
+    """The message names the column and both types."""
+    with pytest.raises(TrainingError, match="column 'x': its values of type string are no DOUBLE"):
+        values_of(pa.array(["x"]), ValueType.DOUBLE, "column 'x'")
+    with pytest.raises(TrainingError, match="is of type int64, not timestamps"):
+        moments_of(pa.array([1]), "column 'at'")

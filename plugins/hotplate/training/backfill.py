@@ -148,7 +148,7 @@ class Backfill:
         total = sum(chunk.rows for chunk in chunks)
         work = target.with_name(f"{target.name}.backfill")
         tell = progress or (lambda _: None)
-        self._check_columns(events.schema)
+        self.source.check(events.schema.names)
         self._claim(work, events, total)
         parts = max(-(-total // self.settings.max_rows), 1)
         self._divide(chunks, work, parts, total, tell)
@@ -162,15 +162,6 @@ class Backfill:
         return BackfillResult(target, total, rows)
 
     # -- steps ------------------------------------------------------------------------------------
-
-    def _check_columns(self, schema: pa.Schema) -> None:
-        missing = [name for name in self.source.columns if name not in schema.names]
-        if missing:
-            raise TrainingError(
-                where=f"events for {self.source.view.name!r}",
-                problem=f"have no column {missing[0]!r}",
-                fix=f"Columns there: {', '.join(schema.names)}.",
-            )
 
     def _claim(self, work: Path, events: ds.Dataset | pa.Table, total: int) -> None:
         """Begin a folder for what is done so far, or go on with one that was begun alike."""

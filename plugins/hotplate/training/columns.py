@@ -39,6 +39,10 @@ def values_of(column: Any, kind: ValueType, where: str) -> _Array:
         TrainingError: its values have no such type, or lost digits on the way here.
     """
     column = _plain(column)
+    if pa.types.is_decimal(column.type) and kind in (ValueType.FLOAT, ValueType.DOUBLE):
+        # Arrow's own cast is off by a bit now and then
+        numbers = [None if one is None else float(one) for one in column.to_pylist()]
+        column = pa.array(numbers, pa.float64())
     try:
         if kind == ValueType.FLOAT:
             return _numpy(column.cast(pa.float32())).astype(np.float64)

@@ -12,6 +12,7 @@ from feast import FeatureView
 from feast.infra.offline_stores.file_source import FileSource
 
 from hotplate.training.errors import TrainingError
+from hotplate.training.files import opened
 from hotplate.training.reading import EventSource
 
 __all__ = ["events_table", "target_of"]
@@ -34,15 +35,10 @@ def events_table(
     """
     if path is None and not isinstance(source.source, FileSource):
         return source.pull(offline_store, config, 0, int(time.time() * 1_000))
+    if path is None:
+        return opened(source.source, config)
     try:
-        if path is not None:
-            return ds.dataset(path, format="parquet")
-        options = source.source.file_options
-        uri = FileSource.get_uri_for_file_path(repo_path=config.repo_path, uri=options.uri)
-        filesystem, place = FileSource.create_filesystem_and_path(
-            str(uri), options.s3_endpoint_override
-        )
-        return ds.dataset(place, format="parquet", filesystem=filesystem)
+        return ds.dataset(path, format="parquet", partitioning="hive")
     except (FileNotFoundError, pa.ArrowInvalid) as error:
         raise TrainingError(
             where=f"events for {source.view.name!r}",
