@@ -25,7 +25,7 @@ References: singleflight of Go's x/sync; leases in Nishtala et al., "Scaling Mem
 
 from __future__ import annotations
 
-import random
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
@@ -464,7 +464,7 @@ class Engine:
                 )
             want.counters.loads += len(keys)
             self._asked_again_ns.pop(want.view, None)
-            jitter = random.randbytes(len(keys))
+            jitter = os.urandom(len(keys))
             fresh = {
                 key: stamp + jitter[index : index + 1] + body
                 for index, (key, body) in enumerate(zip(keys, bodies, strict=True))

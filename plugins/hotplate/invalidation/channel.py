@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import threading
 import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import SystemRandom
 from typing import Any, Final, Protocol
 
 from hotplate.clock import Clock
@@ -52,6 +52,7 @@ _PAUSE_MAX_S: Final = 0.5
 _CHECK_S: Final = 0.5
 _RECEIVE_BYTES: Final = 1 << 12  # what is heard before a reader who waits for it goes on
 _CHANGED_KEYS: Final = b"__redis__:invalidate"
+_chance = SystemRandom()  # an application may have seeded the one that all share
 _log = logging.getLogger("hotplate.channel")
 
 ORIGIN: str = uuid.uuid4().hex
@@ -473,7 +474,7 @@ def _listen(reference: Callable[[], Channel | None], term: int) -> None:
                 session.close()
         if session is None or session.failure is not None:
             del channel
-            time.sleep(pause_s * random.uniform(0.8, 1.2))
+            time.sleep(pause_s * _chance.uniform(0.8, 1.2))
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 
 
