@@ -133,6 +133,10 @@ class Reader:
 
     def _tiles(self, split: _Split, owner_keys: Integers) -> Source:
         heads = split.heads
+        if len(heads) == 1:  # joining structured arrays is slow
+            ((owner, head),) = heads.items()
+            key = head.tiles["start"] + owner_keys[owner]
+            return of_tiles(head.tiles, head.registers, key, self._selection)
         tiles = np.concatenate([head.tiles for head in heads.values()])
         registers = np.concatenate([head.registers for head in heads.values()])
         counts = [len(head.tiles) for head in heads.values()]
@@ -205,16 +209,11 @@ class _Seen:
         key = records[TS] if owner is None else records[TS] + (owner << _OWNER_BITS)
         if not _ascends(key):
             order = key.argsort(kind="stable")
-            key = key.take(order)
-            if _ascends(key):
-                records = records.take(order, axis=1)
-            else:  # two events of one millisecond, or duplicates
-                records, order = first_arrivals(records, owner)
-                key = (
-                    records[TS]
-                    if owner is None
-                    else records[TS] + (owner.take(order) << _OWNER_BITS)
-                )
+            ordered = key.take(order)
+            if not _ascends(ordered):
+                order = order.take(_settle_ties(records.take(order, axis=1), ordered))
+                ordered = key.take(order)
+            records, key = records.take(order, axis=1), ordered
             if owner is not None:
                 owner = owner.take(order)
         stamps = records[ARRIVAL]
@@ -238,6 +237,21 @@ def stamp_limits(t: Integers) -> Integers:
     return (t + 1) << 16
 
 
+def _settle_ties(records: Integers, key: Integers) -> Integers:
+    """Which of some sorted records to keep, in order, where several have the same key.
+
+    Only those are compared: even in a busy log few events share a millisecond.
+    """
+    is_tied = np.zeros(len(key), np.bool_)
+    equal = key[1:] == key[:-1]
+    is_tied[1:] = equal
+    is_tied[:-1] |= equal
+    tied = np.flatnonzero(is_tied)
+    _, kept = first_arrivals(records.take(tied, axis=1), key.take(tied))
+    places = np.concatenate((np.flatnonzero(~is_tied), tied.take(kept)))
+    return places.take(key.take(places).argsort(kind="stable"))
+
+
 def _ascends(key: Integers) -> bool:
     """Whether each is larger than the one before."""
     return b"\0" not in (key[1:] > key[:-1]).tobytes()
@@ -251,6 +265,14 @@ def _stretch(key: Integers, edges: Integers) -> Stretch:
 def _changes(valid_until: Integers, chain: Chain, key: Integers, stretch: Stretch) -> None:
     """Lower `valid_until` to when an item leaves a window of the chain, or the next one enters."""
     if not key.size:
+        return
+    if len(valid_until) == 1:
+        begin, last = stretch.begin[0], int(stretch.end[0, 0])
+        oldest_of_each = key.take(begin, mode="clip").tolist()
+        moment = chain.first_leaves_at(oldest_of_each, begin.tolist(), last)
+        if last < len(key):
+            moment = min(moment, chain.enters_at(int(key[last])))
+        valid_until[0] = min(moment, int(valid_until[0]))
         return
     mask = (1 << _OWNER_BITS) - 1
     oldest = key.take(stretch.begin, mode="clip") & mask
