@@ -14,7 +14,7 @@ one with a delay, or when an event that is present becomes visible.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from hotplate.windows.chains import NEVER, Chain, chains_of
 from hotplate.windows.errors import ClockBehindError, WindowStateError
+from hotplate.windows.events import END_OF_TIME_MS
 from hotplate.windows.exact import Floats, Integers
 from hotplate.windows.finalize import Finalizer, Partials
 from hotplate.windows.log import MAGIC, Head, LogFormat
@@ -85,20 +86,30 @@ class Reader:
             t: the moment, ms UTC: one for all, or int64 (m).
 
         Raises:
+            ValueError: t is no moment between 1970 and 3084 in ms, or not one for each log.
             ClockBehindError: t lies before what a log's compaction has folded together.
             WindowStateError: a log is truncated, damaged or foreign; `position` says which.
         """
         count = len(blobs)
-        if count == 1 and blobs[0] and self._single.is_fit and not blobs[0].startswith(MAGIC):
-            found = self._single.partials(blobs[0], int(t if isinstance(t, int) else t[0]))
-            if found is not None:
-                return Answer(self._finalize(found[0])[None], np.array([found[1]]))
-        moments = np.full(count, t) if isinstance(t, int) else np.asarray(t, np.int64)
+        if isinstance(t, (int, np.integer)):
+            _check_moment(int(t), int(t))
+            if count == 1 and (blob := blobs[0]) and self._single.is_fit:
+                found = self._single.partials(blob, int(t))
+                if found is not None:
+                    values = self._finalize(found[0])[None]
+                    return Answer(values, np.array([found[1]]))
+            moments = np.full(count, t)
+        else:
+            moments = np.asarray(t, np.int64)
+            if moments.shape != (count,):
+                raise ValueError(f"{count} logs are read at moments of shape {moments.shape}")
+            if count:
+                _check_moment(int(moments.min()), int(moments.max()))
         if count <= self._most_owners:
-            return self._read(blobs, moments)
+            return self._read(blobs, moments, 0)
         step = self._most_owners
         parts = [
-            self._read(blobs[at : at + step], moments[at : at + step])
+            self._read(blobs[at : at + step], moments[at : at + step], at)
             for at in range(0, count, step)
         ]
         return Answer(
@@ -106,8 +117,8 @@ class Reader:
             np.concatenate([part.valid_until for part in parts]),
         )
 
-    def _read(self, blobs: Sequence[bytes | None], t: Integers) -> Answer:
-        split = _Split(self._format, blobs, t)
+    def _read(self, blobs: Sequence[bytes | None], t: Integers, first: int) -> Answer:
+        split = _Split(self._format, blobs, t, first)
         owner = None
         if len(blobs) > 1:
             owner = np.repeat(np.arange(len(blobs)), split.counts)
@@ -144,12 +155,20 @@ class Reader:
         return of_tiles(tiles, registers, key, self._selection)
 
 
+def _check_moment(low: int, high: int) -> None:
+    if low < 0 or high >= END_OF_TIME_MS:
+        raise ValueError(f"t={low if low < 0 else high} is not in milliseconds since 1970")
+
+
 class _Split:
     """The logs of a read, taken apart and checked."""
 
-    __slots__ = ("counts", "fields", "heads")
+    __slots__ = ("_first", "counts", "fields", "heads")
 
-    def __init__(self, form: LogFormat, blobs: Sequence[bytes | None], t: Integers) -> None:
+    def __init__(
+        self, form: LogFormat, blobs: Sequence[bytes | None], t: Integers, first: int
+    ) -> None:
+        self._first = first
         self.heads: dict[int, Head] = {}
         pieces: list[bytes | memoryview] = []
         for position, blob in enumerate(blobs):
@@ -164,7 +183,7 @@ class _Split:
         raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         count = sum(self.counts)
         if count * size != len(raw) or not form.records.is_intact(raw, count):
-            _blame(form, pieces)
+            _blame(form, pieces, first)
         self.fields = form.records.fields(raw)
 
     def _behind_head(
@@ -173,17 +192,17 @@ class _Split:
         try:
             head = form.head(blob)
         except WindowStateError as error:
-            raise WindowStateError(error.problem, position=position) from None
+            raise WindowStateError(error.problem, position=self._first + position) from None
         assert head is not None
         if t < head.horizon_ms:
-            raise ClockBehindError(t, head.horizon_ms, position=position)
+            raise ClockBehindError(t, head.horizon_ms, position=self._first + position)
         if len(head.tiles):
             self.heads[position] = head
         return memoryview(blob)[head.size :]
 
 
-def _blame(form: LogFormat, pieces: Sequence[bytes | memoryview]) -> None:
-    for position, piece in enumerate(pieces):
+def _blame(form: LogFormat, pieces: Sequence[bytes | memoryview], first: int) -> None:
+    for position, piece in enumerate(pieces, first):
         try:
             form.records.check(piece)
         except WindowStateError as error:
@@ -304,8 +323,8 @@ def _side_by_side(parts: list[Partials]) -> Partials:
     if len(parts) == 1:
         return parts[0]
     joined: dict[str, npt.NDArray[np.generic] | None] = {}
-    for one in fields(Partials)[:-1]:
-        arrays = [getattr(part, one.name) for part in parts]
+    for name in Partials._fields[:-1]:
+        arrays = [getattr(part, name) for part in parts]
         is_given = arrays[0] is not None
-        joined[one.name] = np.concatenate(arrays, axis=1) if is_given else None
+        joined[name] = np.concatenate(arrays, axis=1) if is_given else None
     return Partials(**joined, is_small=parts[0].is_small)  # type: ignore[arg-type]
