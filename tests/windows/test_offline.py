@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from hotplate.windows.errors import WindowSpecError
@@ -174,3 +175,26 @@ def test_codes_need_not_be_small(spread: int) -> None:
         spec, stream.events, stream.keys * spread, Moments(rows.keys * spread, rows.t_ms)
     )
     same_bits(far, plain)
+
+
+def test_equals_rolling_windows_of_pandas() -> None:
+    """A computation of somebody else's, where the two mean the same: exact windows, no delay."""
+    rng = np.random.default_rng(9)
+    count, span = 5_000, 40_000
+    ts = 1_000_000 + rng.permutation(500_000)[:count]  # pandas counts ties in
+    keys, cents = rng.integers(0, 7, count), rng.integers(-50_000, 50_000, count)
+    log = EventSpec("id", (Column.floats("amount"),))
+    accepted = accept(log, ts, np.arange(count), ts, {"amount": cents / 100})
+    functions = ("sum", "mean", "min", "max", "std", "count")
+    spec = WindowSpec(
+        log, tuple(Aggregate(name, name, "amount", Window(span)) for name in functions)
+    )
+    found = outputs_at(spec, accepted.events, keys, Moments(keys, ts))
+    frame = pd.DataFrame({"key": keys, "amount": cents / 100, "row": np.arange(count)})
+    frame.index = pd.to_datetime(ts, unit="ms")
+    rolling = frame.sort_index().groupby("key").rolling(f"{span}ms", closed="left")
+    expected = rolling["amount"].agg(list(functions)).reset_index(drop=True)
+    order = frame.sort_index().sort_values("key", kind="stable").row.to_numpy()
+    expected["sum"] = expected["sum"].fillna(0)
+    expected["count"] = expected["count"].fillna(0)
+    np.testing.assert_allclose(found[order], expected.to_numpy(), rtol=1e-9, atol=1e-6)
