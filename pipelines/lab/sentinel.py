@@ -75,14 +75,14 @@ class SentinelGroup:
         """Make the other server the primary, whatever the old one makes of it."""
         old = self.primary()
         wait_until(lambda: self._begun_failover(old), f"server {1 - old} is the primary")
-        self._await_primary(1 - old)
+        self.await_primary(1 - old)
         return 1 - old
 
     def fail_primary(self) -> int:
         """End the primary; return the new one once it serves. `servers[...].restart()` revives."""
         old = self.primary()
         self.servers[old].stop()
-        self._await_primary(1 - old)
+        self.await_primary(1 - old)
         return 1 - old
 
     def is_settled(self) -> bool:
@@ -94,7 +94,9 @@ class SentinelGroup:
         other = self.clients[1 - primary].info("replication")
         return self._is_primary(primary) and other.get("master_link_status") == "up"
 
-    def _await_primary(self, index: int) -> None:
+    def await_primary(self, index: int) -> None:
+        """Wait until a server serves as the primary and all sentinels name it."""
+
         def is_it() -> bool:
             try:
                 return self.primary() == index and self._is_primary(index)
