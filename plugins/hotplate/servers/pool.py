@@ -12,15 +12,33 @@ from hotplate.forks import leave_behind
 from hotplate.servers.connector import Connector
 from hotplate.servers.redis import RedisServer
 from hotplate.servers.topology import Node, Topology
-from hotplate.servers.wire import PrimaryId, Wire, close_with
+from hotplate.servers.wire import PrimaryId, Wire, bulk, close_with, packed
 
-__all__ = ["CONNECT_TIMEOUT_S", "Command", "Pool", "Primaries"]
+__all__ = ["CONNECT_TIMEOUT_S", "Command", "Packed", "Pool", "Primaries"]
 
 Command = tuple[bytes, tuple[Any, ...]]
 """The key that decides which primary is asked, and the command."""
 
 CONNECT_TIMEOUT_S: Final = 0.5
 """For each step of connecting. It happens on the side; who cannot do without waits this long."""
+
+
+class Packed:
+    """Commands for the primary that holds a key, as they are sent again and again.
+
+    Attributes:
+        key: the key.
+        parts: the commands.
+        whole: all of them as they go over a wire.
+    """
+
+    __slots__ = ("key", "parts", "whole")
+
+    def __init__(self, key: bytes, *parts: tuple[bytes, ...]) -> None:
+        self.key = key
+        self.parts = parts
+        self.whole = b"".join(packed(*part) for part in parts)
+
 
 _IDLE_MAX: Final = 64
 
@@ -122,10 +140,8 @@ class Pool:
         self._give(node, wire, term)
         return replies
 
-    def ask_keys(
-        self, commands: Sequence[tuple[Any, ...]], home: bytes, keys: Sequence[bytes]
-    ) -> list[Any]:
-        """Read the values of keys, and send commands to the primary that holds `home`, as `ask`.
+    def ask_keys(self, commands: Packed, keys: Sequence[bytes]) -> list[Any]:
+        """Send commands to the primary that holds their key, and read the values of other keys.
 
         Returns:
             A reply a command, then a value a key; None where the key holds none, or no string.
@@ -133,15 +149,27 @@ class Pool:
         Raises:
             ServerError: as `ask`; a refusal of any of it, too.
         """
-        if self._find().slots:
-            asked = [(home, command) for command in commands]
+        topology, term = self._find(), self._term
+        if topology.slots:
+            asked = [(commands.key, command) for command in commands.parts]
             replies = self.ask([*asked, *((key, ("GET", key)) for key in keys)])
-            head, values = replies[: len(commands)], replies[len(commands) :]
+            head, values = replies[: len(asked)], replies[len(asked) :]
             values = [None if _is_wrong_type(value) else value for value in values]
         else:
-            *head, values = self.ask(
-                [*((home, command) for command in commands), (home, (b"MGET", *keys))]
+            node = topology.nodes[0]
+            wire = self._take(node, None)
+            whole = b"%b*%d\r\n$4\r\nMGET\r\n%b" % (
+                commands.whole,
+                len(keys) + 1,
+                b"".join(map(bulk, keys)),
             )
+            try:
+                *head, values = wire.exchange_packed(whole, len(commands.parts) + 1)
+            except BaseException:
+                wire.close()
+                self._topology = None
+                raise
+            self._give(node, wire, term)
             if isinstance(values, CommandRefused):
                 raise values
         for reply in (*head, *values):
