@@ -95,11 +95,13 @@ class Reading:
     Attributes:
         began_ns: when the request came.
         now_ns: when its rows were last judged; later than that once it had to wait.
+        flights_ended: how many flights had ended when it last looked into memory.
     """
 
     __slots__ = (
         "answer_of",
         "began_ns",
+        "flights_ended",
         "is_async",
         "is_refresh",
         "missing",
@@ -121,6 +123,7 @@ class Reading:
         self.is_async = is_async
         self.is_refresh = is_refresh
         self.began_ns = now_ns
+        self.flights_ended = 0
         self.now_ns = now_ns
         self.answer_of: dict[Key, bytes] = {}
         self.missing: dict[Key, Want] = {}

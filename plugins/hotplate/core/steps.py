@@ -17,28 +17,28 @@ from hotplate.core.flights import Flight
 __all__ = ["CallStep", "LoadStep", "PauseStep", "Steps", "WaitStep", "run", "run_async"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadStep:
     """Ask the source; the driver sends back its rows."""
 
     requests: Sequence[LoadRequest]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WaitStep:
     """Wait until a flight ends."""
 
     flight: Flight
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallStep:
     """Ask the shared tier; the driver sends back what it says."""
 
     call: Callable[[], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PauseStep:
     """Wait a moment for another process."""
 

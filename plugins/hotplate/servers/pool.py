@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ServerError
-from hotplate.forks import leave_behind
+from hotplate.forks import leave_behind, restart_in_children
 from hotplate.servers.connector import Connector
 from hotplate.servers.redis import RedisServer
 from hotplate.servers.topology import Node, Topology
@@ -102,13 +101,13 @@ class Pool:
         self._ids: frozenset[PrimaryId] | None = None
         self._term = 0
         self._reset()
+        restart_in_children(self)
 
     def _reset(self) -> None:
         self._idle: dict[Node, list[Wire]] = {}
         close_with(self, self._idle.values())
         self._topology: Topology | None = None
         self._connector = Connector(self._on_failure)
-        self._pid = os.getpid()
 
     # -- asking ---------------------------------------------------------------------------------
 
@@ -209,7 +208,6 @@ class Pool:
 
     def _find(self, wait_s: float | None = None) -> Topology:
         """The primaries, once they have been admitted."""
-        self._notice_fork()
         topology = self._topology
         if topology is None:
             wait_s = self.timeout_s if wait_s is None else wait_s
@@ -224,7 +222,6 @@ class Pool:
         Raises:
             ServerError: they cannot be reached, or are not admitted.
         """
-        self._notice_fork()
         self.drop()
         self._meet()
 
@@ -301,11 +298,11 @@ class Pool:
         for wire in idle:
             wire.close()
 
-    def _notice_fork(self) -> None:
-        if self._pid != os.getpid():
-            leave_behind(*self._idle.values())
-            self._idle.clear()
-            self._reset()
+    def restart_after_fork(self) -> None:
+        """The connections are the parent's; the child makes its own when it first needs them."""
+        leave_behind(*self._idle.values())
+        self._idle.clear()
+        self._reset()
 
 
 def _is_wrong_type(value: Any) -> bool:

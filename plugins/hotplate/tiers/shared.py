@@ -48,14 +48,15 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from hotplate.clock import Clock
 from hotplate.contracts import Found, View
 from hotplate.errors import CommandRefused, ServerError
-from hotplate.keys import EntityShape, Key, values_of
+from hotplate.keys import EntityShape, Key, integer_of
 from hotplate.seldom import Seldom
 from hotplate.servers import rights
 from hotplate.servers.breaker import Breaker
@@ -214,7 +215,8 @@ class SharedTier:
             place = places.get(view)
             if place is None:
                 place = places[view] = self._place(view)
-            keys.append(place.prefix + _entity(key))
+            entity = b"%d" % integer_of(key) if isinstance(key, int) else entity_of(key[1:])
+            keys.append(place.prefix + entity)
         clock = self._clock
         now_ns, wall_us = clock.now_ns(), clock.wall_ns() // 1_000
         (seconds, micros), known, *entries = self._pool.ask_keys(self._head(places), keys)
@@ -230,12 +232,12 @@ class SharedTier:
         for (view, _), at, entry in zip(asked, keys, entries, strict=True):
             origin = origins[view]
             if entry is None:
-                found.append(Found(None, _Slot(at, None, origin)))
+                found.append(_found((None, _slot((at, None, origin)), False)))
             elif entry[0:1] == LEASE:
                 found.append(_BUSY)
             else:
                 row = self._open(at, entry, origin, server_us, wall_us, now_ns)
-                found.append(Found(row, _Slot(at, entry, origin)))
+                found.append(_found((row, _slot((at, entry, origin)), False)))
         return found
 
     def _head(self, places: Mapping[View, _Place]) -> Packed:
@@ -539,6 +541,11 @@ class _Slot(NamedTuple):
     origin: bytes
 
 
+# the same without the arguments' names: a request makes one of each for each of its keys
+_slot: Final[Callable[[tuple[bytes, bytes | None, bytes]], _Slot]] = partial(tuple.__new__, _Slot)
+_found: Final[Callable[[tuple[bytes | None, _Slot, bool]], Found]] = partial(tuple.__new__, Found)
+
+
 def _script(source: bytes, key: bytes, *arguments: Any) -> Command:
     return key, ("EVALSHA", _DIGESTS[source], 1, key, *arguments)
 
@@ -553,7 +560,3 @@ _DIGESTS: Final[Mapping[bytes, bytes]] = {source: _sha1(source) for source in (_
 _SOURCES: Final[Mapping[bytes, bytes]] = {digest: source for source, digest in _DIGESTS.items()}
 SCRIPTS: Final = tuple(_DIGESTS)
 """Everything that is run on the server."""
-
-
-def _entity(key: Key) -> bytes:
-    return b"%d" % values_of(key)[0] if isinstance(key, int) else entity_of(values_of(key))
