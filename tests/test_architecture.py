@@ -34,8 +34,9 @@ ALLOWED: dict[str, set[str]] = {
     "settings": PURE,
     "windowed": PURE | {"windows"},
     "online_store": PURE | {"core", "serving", "settings"},
-    "operations": PURE | {"serving", "tiers", "servers", "operations"},
-    "handle": PURE | {"serving", "online_store", "ingestion", "operations"},
+    "operations": PURE
+    | {"serving", "tiers", "servers", "operations", "training", "windowed", "windows"},
+    "handle": PURE | {"serving", "online_store", "ingestion", "operations", "windowed"},
     "testing": PURE | {"online_store"},
     "cli": PURE | {"serving", "online_store", "handle", "hotplate", "operations"},
     "hotplate": PURE | {"serving", "online_store", "handle", "windowed", "windows"},

@@ -83,7 +83,7 @@ def main(
         progress.advance(task)
         if only in "large_writes":
             progress.update(task, description="materializing through the plugin and without it")
-            lines += large_writes(*((1_000, 1) if is_short else (100_000, min(rounds, 5))))
+            lines += large_writes(*((1_000, 1) if is_short else (100_000, min(rounds, 3))))
         progress.advance(task)
         if only in "purge":
             progress.update(task, description="reading while another process purges")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from pipelines.bench.machine import machine, write_results
-from pipelines.faults.measure import SQLITE, TRACKED, Line, measure
+from pipelines.faults.measure import SENTINELS, SQLITE, TRACKED, Line, measure
 from pipelines.lab.fleet import Nursery
 from pipelines.lab.stage import FAULTS, TRACKED_FAULTS
 
@@ -28,6 +28,7 @@ _COLUMNS = (
     "uncached p50 / p99",
     "before p50 / p99",
     "during p50 / p99",
+    "p99 above the uncached store's",
     "recovers in",
     "worst staleness: ttl group",
     "event group",
@@ -54,7 +55,11 @@ def main(short: bool, repeats: int, seconds: float, only: str, out: Path) -> Non
     console = Console()
     found = machine()
     began_s = time.monotonic()
-    cases = [*((SQLITE, name) for name in FAULTS), *((TRACKED, name) for name in TRACKED_FAULTS)]
+    cases = [
+        *((SQLITE, name) for name in FAULTS),
+        (SENTINELS, "failing over"),
+        *((TRACKED, name) for name in TRACKED_FAULTS),
+    ]
     if short:
         cases, repeats = [case for case in cases if case in _SHORT], 1
     cases = [case for case in cases if only in case[1]]
@@ -94,29 +99,40 @@ def _row(line: Line) -> Sequence[str]:
         f"{line.wrong} of {line.reads:,}",
         f"{line.errors:,}",
         *("{:.2f} / {:.1f} ms".format(*p) for p in (line.bare_ms, line.before_ms, line.during_ms)),
+        # around Redis the store itself has the fault
+        "" if line.over == TRACKED else f"{_above_ms(line):+.1f} ms",
         f"{line.recovery_s:.2f} s",
         f"{line.aged_ms:.0f} ms",
         f"{line.event_ms:.0f} ms",
     )
 
 
+def _above_ms(line: Line) -> float:
+    return line.during_ms[1] - line.bare_ms[1]
+
+
 def _aims(lines: Sequence[Line]) -> Sequence[str]:
-    """What was aimed at, and whether it was reached."""
-    said = []
-    for line in lines:
-        if line.over == SQLITE and line.fault == "frozen":
-            more_ms = line.during_ms[1] - line.bare_ms[1]
-            said.append(_aim("frozen: p99 above the uncached store's", more_ms, _BUDGET_MS))
-            said.append(_aim("frozen: back to normal", line.recovery_s * 1e3, 1_000))
-        if line.over == SQLITE and line.fault == "black hole":
-            said.append(_aim("black hole: worst staleness, event group", line.event_ms, 400))
-            said.append(_aim("black hole: worst staleness, ttl group", line.aged_ms, 400))
-    return said
+    """What was aimed at, and what misses it."""
+    beside = [line for line in lines if line.over != TRACKED]
+    aims = (
+        ("p99 above the uncached store's", _BUDGET_MS, beside, _above_ms),
+        ("back to normal", 1_000.0, lines, lambda line: line.recovery_s * 1e3),
+        ("worst staleness, ttl group", 400.0, lines, lambda line: line.aged_ms),
+        ("worst staleness, event group", 400.0, lines, lambda line: line.event_ms),
+    )
+    return [_aim(what, at_most_ms, some, value_of) for what, at_most_ms, some, value_of in aims]
 
 
-def _aim(what: str, value_ms: float, at_most_ms: float) -> str:
-    mark = "met" if value_ms <= at_most_ms else "short"
-    return f"{what}: {value_ms:.1f} ms (aim: at most {at_most_ms:g} ms): {mark}"
+def _aim(
+    what: str, at_most_ms: float, lines: Sequence[Line], value_of: Callable[[Line], float]
+) -> str:
+    missed = [
+        f"{line.fault} ({'Redis' if line.over == TRACKED else 'SQLite'}) {value_of(line):.1f} ms"
+        for line in lines
+        if value_of(line) > at_most_ms
+    ]
+    met = f"{what}, at most {at_most_ms:g} ms: met by {len(lines) - len(missed)} of {len(lines)}"
+    return f"{met}; missed by {', '.join(missed)}" if missed else met
 
 
 if __name__ == "__main__":

@@ -20,13 +20,23 @@ from feast import FeatureStore, RepoConfig
 from hotplate.clock import SYSTEM_CLOCK
 from pipelines.lab.fleet import Nursery
 from pipelines.lab.history import Kind
-from pipelines.lab.stage import AGED, EVENT, FAULTS, Stage, past_proxy, staged
+from pipelines.lab.stage import (
+    AGED,
+    EVENT,
+    FAILING_OVER,
+    FAULTS,
+    Stage,
+    past_proxy,
+    staged,
+    staged_under_sentinels,
+)
 from pipelines.lab.waiting import wait_until
 from pipelines.lab.worker import Operations
 
-__all__ = ["SQLITE", "TRACKED", "Line", "measure"]
+__all__ = ["SENTINELS", "SQLITE", "TRACKED", "Line", "measure"]
 
 SQLITE = "SQLite, shared tier and channel"
+SENTINELS = "SQLite, shared tier and channel under sentinels"
 TRACKED = "Redis, tracked"
 _WRITER = 99
 _WRITES = {"write": 1.0}
@@ -42,10 +52,11 @@ class Line:
         reads: values served, all judged.
         wrong: those of them that were wrong.
         errors: reads that raised.
-        bare_ms: p50 and p99 of reads of the uncached store, all the while (around Redis, while
-            there is no fault).
+        bare_ms: p50 and p99 of reads of the uncached store during the fault (around Redis, which
+            has the fault itself, before it).
         before_ms, during_ms: p50 and p99 of reads of the cached store.
-        recovery_s: until every process used the server again; the median over the repeats.
+        recovery_s: from when the server was well until every process used it again; the median
+            over the repeats.
         aged_ms, event_ms: for how long at most a served value had been overwritten, in the group
             that is bounded by its age (400 ms) and in the event-coherent one.
     """
@@ -71,12 +82,16 @@ def measure(
     Args:
         folder: for everything.
         nursery: where the workers are forked from.
-        over: `SQLITE` or `TRACKED`.
-        fault: one of `FAULTS`.
+        over: `SQLITE`, `SENTINELS` or `TRACKED`.
+        fault: one of `FAULTS`; under sentinels that the primary fails.
         repeats: how often.
         seconds: how long it lasts, and how long the time before it.
     """
-    with staged(folder, nursery, is_tracked=over == TRACKED) as stage:
+    if over == SENTINELS:
+        opened, befall = staged_under_sentinels(folder, nursery), FAILING_OVER
+    else:
+        opened, befall = staged(folder, nursery, is_tracked=over == TRACKED), FAULTS[fault]
+    with opened as stage:
         plan = replace(stage.fleet.plan, repo=str(past_proxy(stage)), weights=_WRITES, think_s=0.02)
         writer = Operations(plan, _WRITER)
         stage.await_well()
@@ -86,9 +101,9 @@ def measure(
         before, during, recoveries = [], [], []
         for _ in range(repeats):
             before.append(bare.read_for(seconds))
-            with FAULTS[fault](stage):
-                during.append(bare.read_for(seconds, is_store_well=over == SQLITE))
-                ended_s = time.monotonic()
+            with befall(stage):
+                during.append(bare.read_for(seconds, is_store_well=over != TRACKED))
+            ended_s = time.monotonic()
             wait_until(stage.is_well, f"{fault}: all is well")
             recoveries.append(time.monotonic() - ended_s)
         stage.fleet.pause()
@@ -105,7 +120,7 @@ def measure(
         report.reads,
         report.wrongs.total(),
         int(np.count_nonzero(requests["kind"] == Kind.READ_FAILED)),
-        _quantiles(bare.took),
+        _quantiles(_within(bare.taken(), before if over == TRACKED else during)),
         _quantiles(_within(requests, before)),
         _quantiles(_within(requests, during)),
         median(recoveries),
@@ -134,11 +149,11 @@ class _Bare:
     """Reads the wrapped store, as the workers read it through the cache.
 
     Attributes:
-        took: seconds of each read.
+        spans: when each read began and ended.
     """
 
     def __init__(self, stage: Stage) -> None:
-        self.took: list[float] = []
+        self.spans: list[tuple[int, int]] = []
         self._plan, self._chance = stage.fleet.plan, random.Random(1)
         made = FeatureStore(repo_path=self._plan.repo).config
         settings = {**made.model_dump(by_alias=True), "online_store": made.online_config["store"]}
@@ -164,10 +179,14 @@ class _Bare:
         entities = chance.sample(range(plan.entities), chance.randint(1, plan.rows))
         views = plan.views if entities[0] % 2 else [chance.choice(plan.views)]
         features = [f"{name}:{column}" for name in views for column in ("value", "copy")]
-        began_s = time.perf_counter()
+        began_ns = SYSTEM_CLOCK.now_ns()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._store.get_online_features(
                 features, {"user_id": entities}, full_feature_names=True
             ).to_dict()
-        self.took.append(time.perf_counter() - began_s)
+        self.spans.append((began_ns, SYSTEM_CLOCK.now_ns()))
+
+    def taken(self) -> Any:
+        """The reads as the workers' histories have theirs."""
+        return np.array(self.spans, [("begin", "<i8"), ("end", "<i8")])

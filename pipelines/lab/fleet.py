@@ -240,6 +240,10 @@ class Fleet:
         self.members[number].ask("fork", address=self._board.address, number=child)
         return self._admit()
 
+    def step_clock(self, number: int, seconds: float) -> None:
+        """Set a worker's wall clock by so much from the machine's."""
+        self.members[number].ask("step_clock", seconds=seconds)
+
     def freeze(self, number: int) -> None:
         """Stop a worker (SIGSTOP) in whatever it is doing."""
         os.kill(self.members[number].pid, signal.SIGSTOP)

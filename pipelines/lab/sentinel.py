@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ class SentinelGroup:
         sentinels: the servers that watch them.
         clients: of the servers, past their proxies.
         watchers: clients of the sentinels.
+        kind: `redis` or `valkey`.
     """
 
     servers: list[EmbeddedServer]
@@ -42,6 +43,7 @@ class SentinelGroup:
     sentinels: list[EmbeddedServer]
     clients: list[Any]
     watchers: list[Any]
+    kind: str = "redis"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -75,14 +77,14 @@ class SentinelGroup:
         """Make the other server the primary, whatever the old one makes of it."""
         old = self.primary()
         wait_until(lambda: self._begun_failover(old), f"server {1 - old} is the primary")
-        self._await_primary(1 - old)
+        self.await_primary(1 - old)
         return 1 - old
 
     def fail_primary(self) -> int:
         """End the primary; return the new one once it serves. `servers[...].restart()` revives."""
         old = self.primary()
         self.servers[old].stop()
-        self._await_primary(1 - old)
+        self.await_primary(1 - old)
         return 1 - old
 
     def is_settled(self) -> bool:
@@ -94,7 +96,23 @@ class SentinelGroup:
         other = self.clients[1 - primary].info("replication")
         return self._is_primary(primary) and other.get("master_link_status") == "up"
 
-    def _await_primary(self, index: int) -> None:
+    @contextmanager
+    def another(self, settings: Sequence[str] = ()) -> Iterator[str]:
+        """The address of one more sentinel, with settings of its own, for the primary of now."""
+        with tempfile.TemporaryDirectory(prefix="hotplate-watch-") as folder:
+            port = (self.proxies or self.servers)[self.primary()].port
+            program = _sentinel_program(Path(folder), self.kind, 99, port, 99, settings)
+            with EmbeddedServer.start(binary=program) as watcher, client_of(watcher) as client:
+                client.execute_command("SENTINEL", "DEBUG", *_PERIODS)
+                wait_until(
+                    lambda: client.sentinel_master(NAME)["flags"] == "master",
+                    "it is in touch with the primary",
+                )
+                yield watcher.connection_string
+
+    def await_primary(self, index: int) -> None:
+        """Wait until a server serves as the primary and all sentinels name it."""
+
         def is_it() -> bool:
             try:
                 return self.primary() == index and self._is_primary(index)
@@ -139,7 +157,7 @@ def sentinel_group(
         is_proxied: put a proxy before each server; replication and sentinels go through it too.
     """
     with ExitStack() as stack:
-        made = SentinelGroup([], [], [], [], [])
+        made = SentinelGroup([], [], [], [], [], kind)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hotplate-watch-")))
         for number in range(2):
             arguments = ["--repl-diskless-sync-delay", "0"]
@@ -167,13 +185,15 @@ def sentinel_group(
         yield made
 
 
-def _sentinel_program(folder: Path, kind: str, number: int, port: int, quorum: int) -> Path:
+def _sentinel_program(
+    folder: Path, kind: str, number: int, port: int, quorum: int, more: Sequence[str] = ()
+) -> Path:
     """A program that is a sentinel: it wants a configuration file, as its first argument."""
     settings = folder / f"sentinel{number}.conf"
     settings.write_text(
         f"sentinel monitor {NAME} 127.0.0.1 {port} {quorum}\n"
         f"sentinel down-after-milliseconds {NAME} 500\n"
-        f"sentinel failover-timeout {NAME} 2000\n"
+        f"sentinel failover-timeout {NAME} 2000\n" + "".join(f"{line}\n" for line in more)
     )
     server = redis_binary() if kind == "redis" else find_binary()
     program = folder / f"sentinel{number}"

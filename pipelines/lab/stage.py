@@ -20,12 +20,14 @@ from .fleet import Fleet, Nursery, Tally
 from .history import Records
 from .plan import Plan, write_repo
 from .proxy import Proxy
+from .sentinel import sentinel_group
 from .servers import SERVERS, client_of, frozen, out_of_memory, put_garbage
 from .waiting import wait_until
 
 __all__ = [
     "AGED",
     "EVENT",
+    "FAILING_OVER",
     "FAULTS",
     "TRACKED_FAULTS",
     "Fault",
@@ -35,6 +37,7 @@ __all__ = [
     "over_sqlite",
     "past_proxy",
     "staged",
+    "staged_under_sentinels",
 ]
 
 AGED, EVENT = range(2)
@@ -187,9 +190,20 @@ def staged(
         yield Stage(fleet, server, proxy)
 
 
+@contextmanager
+def staged_under_sentinels(folder: Path, nursery: Nursery | None) -> Iterator[Stage]:
+    """A stage over SQLite that meets on a primary and its replica, under three sentinels."""
+    with sentinel_group() as group:
+        shared = {name: value for name, value in group.settings.items() if name != "type"}
+        with open_stage(folder, over_sqlite(folder, shared), nursery) as fleet:
+            yield Stage(fleet, group)
+
+
 def past_proxy(stage: Stage) -> Path:
     """The feature repo as somebody has it who reaches the server directly."""
     here = Path(stage.fleet.plan.repo)
+    if stage.proxy is None:
+        return here
     settings = (here / "feature_store.yaml").read_text()
     folder = here.parent / f"{here.name}-direct"
     folder.mkdir()
@@ -238,6 +252,46 @@ def _read_only(stage: Stage) -> Iterator[None]:
 
 
 @contextmanager
+def _locked(stage: Stage) -> Iterator[None]:
+    """Nobody knows the password any more: connections are ended, new ones refused."""
+    with client_of(stage.server) as admin:
+        admin.config_set("requirepass", "another")
+        for kind in ("normal", "pubsub"):
+            admin.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+    try:
+        yield
+    finally:
+        with client_of(stage.server, password="another") as admin:
+            admin.config_set("requirepass", "")
+
+
+@contextmanager
+def _stepped(stage: Stage, seconds: float) -> Iterator[None]:
+    """The wall clock of one host is set, and set right again."""
+    number = min(stage.fleet.members)
+    stage.fleet.step_clock(number, seconds)
+    try:
+        yield
+    finally:
+        if number in stage.fleet.members:
+            stage.fleet.step_clock(number, 0)
+
+
+@contextmanager
+def _failing_over(stage: Stage) -> Iterator[None]:
+    """The primary ends; it is back, as a replica, when another one has taken over."""
+    group = stage.server
+    wait_until(group.is_settled, "the replica follows")
+    old = group.primary()
+    group.servers[old].stop()
+    try:
+        yield
+    finally:
+        group.await_primary(1 - old)
+        group.servers[old].restart()
+
+
+@contextmanager
 def _garbage(stage: Stage) -> Iterator[None]:
     with client_of(stage.server) as admin:
         put_garbage(admin, sorted(admin.scan_iter("hotplate:*")))
@@ -274,8 +328,14 @@ FAULTS: Mapping[str, Fault] = {
     "full": _full,
     "read-only": _read_only,
     "garbage": _garbage,
+    "wrong password": _locked,
+    "clock set back 1 h": lambda stage: _stepped(stage, -3_600),
+    "clock set forward 1 h": lambda stage: _stepped(stage, 3_600),
 }
 """What can befall one server; each comes with the block and goes at its end."""
+
+FAILING_OVER: Fault = _failing_over
+"""What can befall a primary that sentinels watch."""
 
 TRACKED_FAULTS = ("frozen", "black hole", "replies dropped", "delayed 20 ms", "reset", "refused")
 """Those of them that leave the data of a store as they are."""

@@ -64,6 +64,23 @@ FAULTS: dict[str, Callable[[FeatureStore], None]] = {
 """How a worker's cache can be broken, to see that it is found."""
 
 
+class SteppedClock:
+    """The machine's clocks, the one on the wall set to another time by so much.
+
+    Attributes:
+        step_ns: how much; the other clock is never set.
+    """
+
+    def __init__(self) -> None:
+        self.step_ns = 0
+
+    def now_ns(self) -> int:
+        return SYSTEM_CLOCK.now_ns()
+
+    def wall_ns(self) -> int:
+        return SYSTEM_CLOCK.wall_ns() + self.step_ns
+
+
 class Operations:
     """Random reads, writes and invalidations over one feature repo.
 
@@ -77,6 +94,8 @@ class Operations:
         self.plan, self.number = plan, number
         self.log = HistoryWriter(Path(plan.histories), number)
         self.store = FeatureStore(repo_path=plan.repo)
+        self.clock = SteppedClock()
+        use_clock(self.store, self.clock)
         if fault is not None:
             FAULTS[fault](self.store)
         self.tables = [self.store.get_feature_view(name) for name in plan.views]
@@ -240,6 +259,10 @@ class Worker:
             "pending": 0 if channel is None else channel.pending,
             "last_errors": [part.last_error for part in (shared, channel) if part is not None],
         }
+
+    def do_step_clock(self, seconds: float) -> None:
+        """Set this worker's wall clock by so much from the machine's."""
+        self._opened().clock.step_ns = round(seconds * 1e9)
 
     def do_fork(self, address: str, number: int) -> None:
         """Fork between two operations; the child has the parent's store, and waits."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hotplate.online_store import CachedOnlineStore
 from hotplate.operations.cursors import CursorFile, Position, Selection, state_folder
 from hotplate.operations.doctor import examine
 from hotplate.operations.findings import Finding
+from hotplate.operations.ingest import Ingested, Ingestion, tables_of
 from hotplate.operations.invalidate import Invalidation
 from hotplate.operations.purge import Limits, Progress, Purge
 from hotplate.policy import ResolvedPolicy, read_tags
@@ -25,6 +26,7 @@ from hotplate.serving.policies import feature_views_of, group_of, resolve_all
 from hotplate.serving.reader import MatrixReader
 from hotplate.serving.runtime import Runtime
 from hotplate.stats import CacheStats, GroupCounters
+from hotplate.windowed import event_log_of
 
 __all__ = ["Hotplate", "of"]
 
@@ -279,6 +281,46 @@ class Hotplate:
             TypeError: `frame` is not a pandas DataFrame.
         """
         self._store.push(push_source_name, defragment(frame), to=to)
+
+    def ingest(
+        self,
+        event_view: str,
+        events: Any,
+        *,
+        to_offline: bool = False,
+        progress: Callable[[Ingested], None] = lambda so_far: None,
+    ) -> Ingested:
+        """Write events into their logs, several times faster than `push`.
+
+        Args:
+            event_view: the second result of `windowed_view(...)`, by name.
+            events: a pandas frame, an Arrow table or record batch, a list of dicts, or an iterator
+                of any of these, under the column names of the batch source. Without the column
+                that says when they arrived, they arrive now.
+            to_offline: also write them, with the same time of arrival, into the batch source.
+            progress: told now and then what became of the events so far.
+
+        Returns:
+            What became of them. Ingesting events again changes nothing, as long as their log
+            remembers their ids.
+
+        Raises:
+            KeyError: there is no such event view.
+            TypeError: `events` is in none of these forms.
+            TrainingError: a column is missing, or cannot be what the view declares.
+            ServerError: the server does not answer; events before are in.
+        """
+        target = next((one for one in self._targets(event_view) if one.view == event_view), None)
+        if target is None or event_log_of(target.table) is None:
+            raise KeyError(f"{event_view!r} is no event view")
+        ingestion = Ingestion(self.runtime, target.table)
+        total = Ingested()
+        for table in tables_of(events):
+            stamped = ingestion.stamp(table)
+            total = ingestion.write(stamped, total, progress)
+            if to_offline:
+                self._store.write_to_offline_store(event_view, stamped.to_pandas())
+        return total
 
     def write(self, feature_view_name: str, frame: pd.DataFrame) -> None:
         """`store.write_to_online_store` that loses no rows of an Arrow-backed frame.

@@ -27,6 +27,7 @@ __all__ = [
     "ViewIdentity",
     "entity_key",
     "has_integer_keys",
+    "integer_of",
     "key_base",
     "make_key",
     "parse_stored_key",
@@ -50,6 +51,7 @@ _STORED: Final[dict[int, tuple[str, str | None]]] = {
 _TWO: Final = struct.Struct("<II")
 _SHIFT: Final = 64
 _HALF: Final = 1 << 63
+_MASK: Final = (1 << _SHIFT) - 1
 
 
 def has_integer_keys(shape: EntityShape) -> bool:
@@ -75,10 +77,15 @@ def token_of(key: Key) -> int:
     return token
 
 
+def integer_of(key: int) -> int:
+    """The value that an integer key holds."""
+    return ((key + _HALF) & _MASK) - _HALF
+
+
 def values_of(key: Key) -> tuple[Any, ...]:
     """The entity's values that a key holds."""
     if isinstance(key, int):
-        return (((key + _HALF) & ((1 << _SHIFT) - 1)) - _HALF,)
+        return (integer_of(key),)
     return key[1:]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis as redis_client
 from feast import FeatureStore
 from feast.types import Int64
 
@@ -135,6 +136,40 @@ def test_an_old_primary_that_goes_on_answering(
         assert_right(stage, stage.go_through(once(group.replace_primary), 1.5))
         assert group.clients[0].info("replication")["role"] == "master"
         assert group.clients[1].info("stats")["pubsub_channels"] > 1
+
+
+def test_a_sentinel_that_is_cut_off_with_the_old_primary(
+    tmp_path: Path, nursery: Nursery, own_sentinels: SentinelGroup
+) -> None:
+    """It is asked first and goes on naming it: what the others know of is newer."""
+    group = own_sentinels
+    with lonely_sentinel(group) as lonely:
+        settings = shared_of(group)
+        settings["connection_string"] = f"{lonely},{settings['connection_string']}"
+        with open_stage(tmp_path, over_sqlite(tmp_path, settings), nursery) as fleet:
+            stage = Stage(fleet)
+            stage.await_well()
+            group.clients[0].execute_command("ACL", "SETUSER", "default", "-replicaof", "-slaveof")
+            assert_right(stage, stage.go_through(once(group.replace_primary), 1.5))
+            assert group.clients[0].info("replication")["role"] == "master"
+            assert group.clients[1].info("stats")["pubsub_channels"] > 1
+            host, port = lonely.split(":")
+            with redis_client.Redis(host=host, port=int(port)) as watcher:
+                named = watcher.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster")
+            assert int(named[1]) == group.proxies[0].port
+
+
+@contextmanager
+def lonely_sentinel(group: SentinelGroup) -> Iterator[str]:
+    """The address of one that watches the primary and has no way to hear of the others."""
+    name = "lonely"
+    # it may talk to the servers, but not on the channel where sentinels meet
+    for client in group.clients:
+        rights = ("on", ">secret", "~*", "+@all", "-replicaof", "-slaveof", "resetchannels")
+        client.execute_command("ACL", "SETUSER", name, *rights)
+    more = [f"sentinel auth-user mymaster {name}", "sentinel auth-pass mymaster secret"]
+    with group.another(more) as at:
+        yield at
 
 
 # -- TLS, users and passwords --------------------------------------------------------------------

@@ -526,6 +526,34 @@ def test_async_reads_take_from_the_shared_tier(
     assert asyncio.run(ask(repo.hot)) == (10, Tier.SHARED)
 
 
+def test_async_reads_do_not_queue_behind_the_application(
+    tmp_path: Path, server: EmbeddedServer, client: Any, redis: EmbeddedServer
+) -> None:
+    """The loop's own executor is full of work that does not end."""
+    online = {"type": "redis", "connection_string": redis.connection_string}
+    shared = {"connection_string": server.connection_string, "timeout": "2s", "tier": True}
+    repo = Repo(tmp_path, online, project="queues", settings={"shared": shared}, ttl_map=TTL)
+    repo.apply(USER, repo.view("v", {"age": Int64}))
+    repo.write("v", user_id=[1], age=[10])
+    read(repo.hot)
+    may_end = threading.Event()
+
+    async def ask() -> Tier:
+        repo.cache.runtime.domain.invalidate_all("queues")
+        busy = [asyncio.ensure_future(asyncio.to_thread(may_end.wait, 60)) for _ in range(64)]
+        try:
+            reading = repo.hot.get_online_features_async(AGE, ONE)
+            response = await asyncio.wait_for(reading, 30)
+        finally:
+            may_end.set()
+            await asyncio.gather(*busy)
+        await repo.hot._get_provider().online_store.close()
+        tier: Tier = response.freshness()["v"][0].tier
+        return tier
+
+    assert asyncio.run(ask()) is Tier.SHARED
+
+
 def test_around_redis_it_is_off_unless_asked_for(
     tmp_path: Path, server: EmbeddedServer, client: Any
 ) -> None:

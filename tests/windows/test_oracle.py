@@ -14,19 +14,26 @@ from hotplate.windows.chains import NEVER
 from hotplate.windows.compaction import Compactor
 from hotplate.windows.kernel import Reader
 from hotplate.windows.plan import LogPlan
-from hotplate.windows.spec import Window, WindowSpec
+from hotplate.windows.spec import DAY_MS, HOUR_MS, Window, WindowSpec, default_hop_ms
 
 from . import oracle
 from .streams import hashed, make_spec, records, stream
 
 EXAMPLES = int(os.environ.get("HOTPLATE_ORACLE_EXAMPLES", "5"))
-START = 1_000_000
+START = 1_767_225_600_000
 
 EXACT = [Window(20), Window(100), Window(300)]
 HOPS = [Window(30), Window(100, 10), Window(400, 40), Window(1600, 160)]
 NO_NEST = [Window(100, 90), Window(120), Window(130, 100), Window(900, 60)]
 DELAYED = [Window(50), Window(100, 10, 30), Window(200, 20, 30), Window(60, 1, 7), Window(400, 20)]
-CASES = {"exact": EXACT, "hops": HOPS, "no nest": NO_NEST, "delayed": DELAYED}
+USUAL = [Window(span, default_hop_ms(span)) for span in (HOUR_MS, DAY_MS, 7 * DAY_MS, 30 * DAY_MS)]
+CASES = {
+    "exact": EXACT,
+    "hops": HOPS,
+    "no nest": NO_NEST,
+    "delayed": DELAYED,
+    "usual": USUAL,
+}
 
 
 @pytest.fixture(params=list(CASES))

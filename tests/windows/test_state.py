@@ -189,3 +189,29 @@ def test_a_distinct_only_log_is_compacted() -> None:
         blob = fold.blob
     assert np.array_equal(reader.read([blob], 12_000).values, expected, equal_nan=True)
     assert abs(expected[0, 1] - 70) < 7
+
+
+def test_what_is_no_moment_is_refused() -> None:
+    """Seconds or nanoseconds would give windows of another year."""
+    reader = Reader(SPEC, PLAN)
+    for t in (-1, 1_767_225_600_000_000_000, np.array([5, 1 << 45])):
+        with pytest.raises(ValueError, match="milliseconds since 1970"):
+            reader.read([None, None], t)
+    with pytest.raises(ValueError, match="2 logs are read at moments of shape"):
+        reader.read([None, None], np.array([1]))
+
+
+def test_more_logs_than_one_pass_takes() -> None:
+    """Counting registers bounds a pass to 256 entities; the answer does not show it."""
+    reader = Reader(SPEC, PLAN)
+    logs = [b"".join(records(PLAN, events(3, 10_000 + i))) for i in range(300)]
+    t = np.arange(10_050, 10_350)
+    found = reader.read(logs, t)
+    for position in (0, 255, 256, 299):
+        one = reader.read([logs[position]], int(t[position]))
+        assert np.array_equal(found.values[position], one.values[0], equal_nan=True)
+        assert found.valid_until[position] == one.valid_until[0]
+    logs[280] += b"?"
+    with pytest.raises(WindowStateError) as caught:
+        reader.read(logs, t)
+    assert caught.value.position == 280

@@ -25,7 +25,7 @@ References: singleflight of Go's x/sync; leases in Nishtala et al., "Scaling Mem
 
 from __future__ import annotations
 
-import random
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
@@ -147,6 +147,7 @@ class Engine:
 
     def _read(self, wants: Sequence[Want], now_ns: int, *, is_async: bool) -> Steps[Answer]:
         reading = Reading(wants, now_ns, is_async=is_async)
+        reading.flights_ended = self.flights.ended
         for want in wants:
             if want.bound.lease.unheard[0]:
                 yield from self._let_hear(reading, want.bound.lease)
@@ -187,28 +188,34 @@ class Engine:
                 counters.misses_channel += 1
                 reading.missing[key] = want
             return
+        get, get_absent, missing = self.memory.get, self.memory.get_absent, reading.missing
         for key in want.keys:
-            if key in reading.missing:
+            if key in missing:
                 counters.misses_cold += 1
                 continue
-            row = self._fresh(key, bound, reading.now_ns)
+            row = get(key)
             if row is None:
-                if self.memory.peek(key) is None:
+                row = get_absent(key)
+                if row is None:
                     counters.misses_cold += 1
-                else:
-                    counters.misses_expired += 1
-                reading.missing[key] = want
+                    missing[key] = want
+                    continue
+            age_ns = reading.now_ns - stamp_of(row)
+            if age_ns > bound.expiry_ns(row):
+                counters.misses_expired += 1
+                missing[key] = want
                 continue
             if is_absent(row):
                 counters.hits_absent += 1
             else:
                 counters.hits_memory += 1
             found[key] = row
-            if bound.is_refresh_due(row, reading.now_ns - stamp_of(row)):
+            if bound.is_refresh_due(row, age_ns):
                 reading.refresh[key] = want
 
     def _look_again(self, reading: Reading) -> None:
         """After a wait: what was found in memory, or came by another's load, may have expired."""
+        reading.flights_ended = self.flights.ended
         reading.now_ns = self.clock.now_ns()
         found, origins = reading.answer_of, reading.origins
         began = reading.began_ns.to_bytes(8, "big")  # rows compare by their stamps
@@ -251,18 +258,18 @@ class Engine:
     # -- loading --------------------------------------------------------------------------------
 
     def _load_missing(self, reading: Reading, missing: dict[Key, Want]) -> Steps[None]:
-        shared = {key for key, want in missing.items() if want.bound.policy.is_cached}
+        shared = [key for key, want in missing.items() if want.bound.policy.is_cached]
         own, others = self.flights.board(shared, is_async=reading.is_async)
         try:
-            to_load = {key: want for key, want in missing.items() if key not in shared}
-            if own is not None:
-                to_load |= {key: missing[key] for key in own.keys}
+            to_load = missing
+            if own is None or len(own.keys) < len(missing):
+                known = set(shared)
+                to_load = {key: want for key, want in missing.items() if key not in known}
+                if own is not None:
+                    to_load |= {key: missing[key] for key in own.keys}
+            if own is not None and reading.flights_ended != self.flights.ended:
                 # the flight before this one may have landed between our look and our boarding
-                for key in own.keys:
-                    row = self._fresh(key, missing[key].bound, reading.now_ns)
-                    if row is not None:
-                        reading.answer_of[key] = own.rows[key] = row
-                        del to_load[key]
+                to_load = self._not_landed(reading, own, to_load)
             if own is not None or to_load:
                 yield from self._load_own(reading, own, to_load)
             for flight, keys in others.items():
@@ -272,6 +279,18 @@ class Engine:
             if own is not None and not own.has_ended:
                 self.flights.leave(own)
                 own.crash(None)
+
+    def _not_landed(
+        self, reading: Reading, own: Flight, to_load: Mapping[Key, Want]
+    ) -> dict[Key, Want]:
+        """What is not in memory by now."""
+        left = dict(to_load)
+        for key in own.keys:
+            row = self._fresh(key, left[key].bound, reading.now_ns)
+            if row is not None:
+                reading.answer_of[key] = own.rows[key] = row
+                del left[key]
+        return left
 
     def _load_own(
         self, reading: Reading, flight: Flight | None, to_load: dict[Key, Want]
@@ -323,19 +342,21 @@ class Engine:
             tiers: where it is put which of them came from the shared tier.
         """
         waiting = {key: want for key, want in to_load.items() if _is_shareable(want, reading)}
-        to_ask = {key: want for key, want in to_load.items() if key not in waiting}
+        to_ask: dict[Key, Want] = {}
+        if len(waiting) < len(to_load):
+            to_ask = {key: want for key, want in to_load.items() if key not in waiting}
         give_up_s = time.monotonic() + 2 * shared.lease_s  # time for one holder to die
         pause_s = _PAUSE_S
         while waiting or to_ask:
             slots: dict[Key, Any] = {}
             if waiting:
-                versions = {key: self.memory.version(key) for key in waiting}
+                versions = self.memory.versions(waiting)
                 found = yield CallStep(
                     partial(shared.look, [(want.view, key) for key, want in waiting.items()])
                 )
                 taken, slots, to_claim = self._judge_shared(reading, waiting, found, versions)
-                rows |= taken
-                tiers |= dict.fromkeys(taken, Tier.SHARED)
+                rows.update(taken)
+                tiers.update(dict.fromkeys(taken, Tier.SHARED))
                 if len(taken) == len(waiting) and not to_ask:
                     return
                 busy = {
@@ -372,7 +393,7 @@ class Engine:
         reading: Reading,
         wanted: Mapping[Key, Want],
         found: Sequence[Found],
-        versions: Mapping[Key, int],
+        versions: Sequence[int],
     ) -> tuple[dict[Key, bytes], dict[Key, Any], list[Key]]:
         """Keep the rows that are fresh enough, with the age they have.
 
@@ -385,17 +406,18 @@ class Engine:
         to_claim: list[Key] = []
         items = []
         now_ns = self.clock.now_ns()
-        for (key, want), one in zip(wanted.items(), found, strict=True):
+        for (key, want), one, version in zip(wanted.items(), found, versions, strict=True):
             row = one.row
             if row is not None:
+                bound = want.bound
                 age_ns = now_ns - stamp_of(row)
-                is_due = reading.is_refresh and want.bound.is_refresh_due(row, age_ns)
-                if age_ns > want.bound.expiry_ns(row):
+                is_due = reading.is_refresh and bound.is_refresh_due(row, age_ns)
+                if age_ns > bound.expiry_ns(row):
                     row = None
                 elif not is_due:
                     taken[key] = row
                     want.counters.hits_shared += 1
-                    items.append((key, row, versions[key]))
+                    items.append((key, row, version))
                     continue
             if one.slot is not None:
                 slots[key] = one.slot
@@ -464,7 +486,7 @@ class Engine:
                 )
             want.counters.loads += len(keys)
             self._asked_again_ns.pop(want.view, None)
-            jitter = random.randbytes(len(keys))
+            jitter = os.urandom(len(keys))
             fresh = {
                 key: stamp + jitter[index : index + 1] + body
                 for index, (key, body) in enumerate(zip(keys, bodies, strict=True))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 
 from hotplate.keys import Key, token_of
@@ -27,33 +27,47 @@ class Flight:
     Attributes:
         keys: what it loads.
         loop: the event loop whose task performs it, or None.
+        has_ended: whether it landed or crashed.
     """
 
-    __slots__ = ("_done", "error", "keys", "loop", "rows")
+    __slots__ = ("_done", "_lock", "error", "has_ended", "keys", "loop", "rows")
 
-    def __init__(self, keys: Sequence[Key]) -> None:
+    def __init__(self, keys: Iterable[Key]) -> None:
         self.keys = frozenset(keys)
         self.rows: dict[Key, bytes] = {}
         self.error: BaseException | None = None
-        self._done: Future[None] = Future()
-        # a waiter that is cancelled must not cancel the flight for the others
-        self._done.set_running_or_notify_cancel()
-        self.loop = _running_loop()
+        self.loop = asyncio._get_running_loop()
+        self.has_ended = False
+        self._done: Future[None] | None = None  # made by whoever waits first: most have nobody
+        self._lock = threading.Lock()
 
     def land(self, rows: dict[Key, bytes]) -> None:
         """End with rows."""
         self.rows = rows
-        self._done.set_result(None)
+        self._end()
 
     def crash(self, error: BaseException | None) -> None:
         """End with the source's error, or with None where the load was abandoned."""
         self.error = error
-        self._done.set_result(None)
+        self._end()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether it landed or crashed."""
-        return self._done.done()
+    def _end(self) -> None:
+        with self._lock:
+            self.has_ended = True
+            done = self._done
+        if done is not None:
+            done.set_result(None)
+
+    def _ended(self) -> Future[None]:
+        """A future that is done when the flight has ended."""
+        with self._lock:
+            if self._done is None:
+                self._done = Future()
+                # a waiter that is cancelled must not cancel the flight for the others
+                self._done.set_running_or_notify_cancel()
+                if self.has_ended:
+                    self._done.set_result(None)
+            return self._done
 
     def can_block(self) -> bool:
         """Whether this thread may block until the flight ends.
@@ -61,25 +75,30 @@ class Flight:
         It may not where this thread runs an event loop and the flight is performed by a task: the
         task may be this very loop's, or one of a loop that waits for this one in turn.
         """
-        return self.loop is None or _running_loop() is None
+        return self.loop is None or asyncio._get_running_loop() is None
 
     def wait(self) -> None:
         """Block this thread until the flight ends."""
-        self._done.result()
+        self._ended().result()
 
     async def wait_async(self) -> None:
         """Wait on the running loop until the flight ends."""
-        await asyncio.wrap_future(self._done)
+        await asyncio.wrap_future(self._ended())
 
     def __repr__(self) -> str:
-        state = "under way" if not self._done.done() else "crashed" if self.error else "landed"
+        state = "under way" if not self.has_ended else "crashed" if self.error else "landed"
         return f"Flight({len(self.keys)} keys, {state})"
 
 
 class Flights:
-    """The flights under way, by key."""
+    """The flights under way, by key.
+
+    Attributes:
+        ended: how many have left the board.
+    """
 
     def __init__(self) -> None:
+        self.ended = 0
         self._by_key: dict[Key, Flight] = {}
         self._lock = threading.Lock()
 
@@ -87,7 +106,7 @@ class Flights:
         return len(self._by_key)
 
     def board(
-        self, keys: Iterable[Key], *, is_async: bool
+        self, keys: Collection[Key], *, is_async: bool
     ) -> tuple[Flight | None, dict[Flight, list[Key]]]:
         """Split missing keys into those to load and those being loaded.
 
@@ -103,6 +122,9 @@ class Flights:
         own: list[Key] = []
         others: dict[Flight, list[Key]] = {}
         with self._lock:
+            if self._by_key.keys().isdisjoint(keys):  # most often
+                own.extend(keys)
+                keys = ()
             for key in keys:
                 flight = self._by_key.get(key)
                 if flight is None or not (is_async or flight.can_block()):
@@ -123,6 +145,7 @@ class Flights:
     def leave(self, flight: Flight) -> None:
         """Take a flight that ended off the board."""
         with self._lock:
+            self.ended += 1
             for key in flight.keys:
                 if self._by_key.get(key) is flight:
                     del self._by_key[key]
@@ -143,10 +166,3 @@ class Flights:
         """Forget the parent's flights: nobody here will end them."""
         self._lock = threading.Lock()
         self._by_key = {}
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

@@ -96,11 +96,13 @@ class Reading:
         began_ns: when the request came.
         now_ns: when its rows were last judged; later than that once it had to wait.
         loaded: what it read from the source itself.
+        flights_ended: how many flights had ended when it last looked into memory.
     """
 
     __slots__ = (
         "answer_of",
         "began_ns",
+        "flights_ended",
         "is_async",
         "is_refresh",
         "loaded",
@@ -123,6 +125,7 @@ class Reading:
         self.is_async = is_async
         self.is_refresh = is_refresh
         self.began_ns = now_ns
+        self.flights_ended = 0
         self.now_ns = now_ns
         self.answer_of: dict[Key, bytes] = {}
         self.missing: dict[Key, Want] = {}

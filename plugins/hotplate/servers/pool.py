@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ServerError
-from hotplate.forks import leave_behind
+from hotplate.forks import leave_behind, restart_in_children
 from hotplate.servers.connector import Connector
 from hotplate.servers.redis import RedisServer
 from hotplate.servers.topology import Node, Topology
-from hotplate.servers.wire import PrimaryId, Wire, close_with
+from hotplate.servers.wire import PrimaryId, Wire, bulk, close_with, packed
 
-__all__ = ["CONNECT_TIMEOUT_S", "Command", "Pool", "Primaries"]
+__all__ = ["CONNECT_TIMEOUT_S", "Command", "Packed", "Pool", "Primaries"]
 
 Command = tuple[bytes, tuple[Any, ...]]
 """The key that decides which primary is asked, and the command."""
 
 CONNECT_TIMEOUT_S: Final = 0.5
 """For each step of connecting. It happens on the side; who cannot do without waits this long."""
+
+
+class Packed:
+    """Commands for the primary that holds a key, as they are sent again and again.
+
+    Attributes:
+        key: the key.
+        parts: the commands.
+        whole: all of them as they go over a wire.
+    """
+
+    __slots__ = ("key", "parts", "whole")
+
+    def __init__(self, key: bytes, *parts: tuple[bytes, ...]) -> None:
+        self.key = key
+        self.parts = parts
+        self.whole = b"".join(packed(*part) for part in parts)
+
 
 _IDLE_MAX: Final = 64
 
@@ -84,13 +101,13 @@ class Pool:
         self._ids: frozenset[PrimaryId] | None = None
         self._term = 0
         self._reset()
+        restart_in_children(self)
 
     def _reset(self) -> None:
         self._idle: dict[Node, list[Wire]] = {}
         close_with(self, self._idle.values())
         self._topology: Topology | None = None
         self._connector = Connector(self._on_failure)
-        self._pid = os.getpid()
 
     # -- asking ---------------------------------------------------------------------------------
 
@@ -122,10 +139,8 @@ class Pool:
         self._give(node, wire, term)
         return replies
 
-    def ask_keys(
-        self, commands: Sequence[tuple[Any, ...]], home: bytes, keys: Sequence[bytes]
-    ) -> list[Any]:
-        """Read the values of keys, and send commands to the primary that holds `home`, as `ask`.
+    def ask_keys(self, commands: Packed, keys: Sequence[bytes]) -> list[Any]:
+        """Send commands to the primary that holds their key, and read the values of other keys.
 
         Returns:
             A reply a command, then a value a key; None where the key holds none, or no string.
@@ -133,15 +148,27 @@ class Pool:
         Raises:
             ServerError: as `ask`; a refusal of any of it, too.
         """
-        if self._find().slots:
-            asked = [(home, command) for command in commands]
+        topology, term = self._find(), self._term
+        if topology.slots:
+            asked = [(commands.key, command) for command in commands.parts]
             replies = self.ask([*asked, *((key, ("GET", key)) for key in keys)])
-            head, values = replies[: len(commands)], replies[len(commands) :]
+            head, values = replies[: len(asked)], replies[len(asked) :]
             values = [None if _is_wrong_type(value) else value for value in values]
         else:
-            *head, values = self.ask(
-                [*((home, command) for command in commands), (home, (b"MGET", *keys))]
+            node = topology.nodes[0]
+            wire = self._take(node, None)
+            whole = b"%b*%d\r\n$4\r\nMGET\r\n%b" % (
+                commands.whole,
+                len(keys) + 1,
+                b"".join(map(bulk, keys)),
             )
+            try:
+                *head, values = wire.exchange_packed(whole, len(commands.parts) + 1)
+            except BaseException:
+                wire.close()
+                self._topology = None
+                raise
+            self._give(node, wire, term)
             if isinstance(values, CommandRefused):
                 raise values
         for reply in (*head, *values):
@@ -203,7 +230,6 @@ class Pool:
 
     def _find(self, wait_s: float | None = None) -> Topology:
         """The primaries, once they have been admitted."""
-        self._notice_fork()
         topology = self._topology
         if topology is None:
             wait_s = self.timeout_s if wait_s is None else wait_s
@@ -218,7 +244,6 @@ class Pool:
         Raises:
             ServerError: they cannot be reached, or are not admitted.
         """
-        self._notice_fork()
         self.drop()
         self._meet()
 
@@ -295,11 +320,11 @@ class Pool:
         for wire in idle:
             wire.close()
 
-    def _notice_fork(self) -> None:
-        if self._pid != os.getpid():
-            leave_behind(*self._idle.values())
-            self._idle.clear()
-            self._reset()
+    def restart_after_fork(self) -> None:
+        """The connections are the parent's; the child makes its own when it first needs them."""
+        leave_behind(*self._idle.values())
+        self._idle.clear()
+        self._reset()
 
 
 def _is_wrong_type(value: Any) -> bool:

@@ -7,7 +7,8 @@ to redis-py's connection: TLS, ACL user and password pass through and are never 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -142,22 +143,66 @@ class RedisServer:
     def _ask_sentinels(
         self, hosts: Sequence[Node], options: dict[str, Any], timeout_s: float
     ) -> Topology:
-        from redis import RedisError
-        from redis.sentinel import Sentinel
+        """The primary that the newest configuration names which any sentinel knows.
 
-        kind: Any = Sentinel
-        timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-        try:
-            # as Feast does it: options that begin with `socket` go to the sentinels, too
-            sentinel = kind([(host.host, host.port) for host in hosts], **{**options, **timeouts})
+        One that was cut off from the others, perhaps together with an old primary, goes on naming
+        it. Sentinels themselves go by the number of the configuration, so all of them are asked, at
+        the same time, since one that is silent must not hold up what the others know.
+        """
+        named: dict[Node, tuple[int, Node]] = {}
+        problems: dict[Node, str] = {}
+
+        def ask(sentinel: Node) -> None:
             try:
-                host, port = sentinel.discover_master(self.sentinel_master)
-            finally:
-                for client in sentinel.sentinels:
-                    client.close()
-        except (RedisError, OSError) as error:
-            raise ServerError(f"sentinels: {error}") from None
-        return Topology((Node(str(host), int(port)),))
+                named[sentinel] = self._named_by(sentinel, options, timeout_s)
+            except ServerError as error:
+                problems[sentinel] = str(error)
+
+        _at_once(ask, hosts)
+        if not named:
+            raise ServerError(f"sentinels: {'; '.join(problems.values())}")
+        return Topology((max(named.values())[1],))
+
+    def _named_by(
+        self, sentinel: Node, options: dict[str, Any], timeout_s: float
+    ) -> tuple[int, Node]:
+        """The number of a sentinel's configuration, and the primary in it."""
+        from redis import Redis, RedisError
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        # as Feast does it: options that begin with `socket` go to the sentinels, too
+        own = {name: value for name, value in options.items() if name.startswith("socket_")}
+        own |= {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+        own["retry"] = Retry(NoBackoff(), 0)
+        name = self.sentinel_master
+        try:
+            with (
+                Redis(host=sentinel.host, port=sentinel.port, **own) as client,
+                client.pipeline(transaction=False) as pipe,
+            ):
+                # the state names the old primary for as long as a failover is under way
+                pipe.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
+                pipe.execute_command("SENTINEL", "MASTER", name)
+                (host, port), state = pipe.execute()
+            return int(state[state.index(b"config-epoch") + 1]), Node(host.decode(), int(port))
+        except (RedisError, OSError, TypeError, ValueError) as error:
+            raise ServerError(f"{sentinel}: {error}") from None
+
+
+def _at_once(action: Callable[[Node], None], hosts: Sequence[Node]) -> None:
+    """Do something with every host, each on a thread of its own, and wait for all."""
+    threads = []
+    for host in hosts:
+        thread = threading.Thread(target=action, args=(host,), name="hotplate-connect", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread to be had: one after the other
+            action(host)
+        else:
+            threads.append(thread)
+    for thread in threads:
+        thread.join()
 
 
 def _node_of(primary: Sequence[Any], asked: Node) -> Node:

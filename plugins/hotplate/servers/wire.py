@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.servers.topology import Node
 
-__all__ = ["PrimaryId", "Wire", "close_with"]
+__all__ = ["PrimaryId", "Wire", "bulk", "close_with", "packed"]
 
 _RECEIVE_BYTES: Final = 1 << 16
 
@@ -37,23 +37,27 @@ class Wire:
     Used by one thread at a time. Any error but `CommandRefused` leaves it closed.
     """
 
-    __slots__ = ("_connection", "_is_open", "node")
+    __slots__ = ("_connection", "_gets", "_is_open", "_not_enough", "node")
 
     def __init__(self, node: Node, connection: Any) -> None:
+        from redis._parsers.hiredis import NOT_ENOUGH_DATA
+
         self.node = node
         self._connection = connection
         self._is_open = True
+        reader = getattr(connection._parser, "_reader", None)
+        # None: redis-py without hiredis
+        self._gets: Callable[[bool], Any] | None = getattr(reader, "gets", None)
+        self._not_enough = NOT_ENOUGH_DATA
 
     def send(self, *commands: Sequence[Any]) -> None:
         """Send commands without waiting for their replies."""
-        from redis import RedisError
-
         connection = self._connection
         if not self._is_open:  # redis-py would connect again, and nobody would know
             raise ServerError(f"{self.node}: the connection was closed")
         try:
             connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-        except (RedisError, OSError) as error:
+        except _faults() as error:
             raise self._lost(error) from None
 
     def read(self) -> Any:
@@ -63,55 +67,53 @@ class Wire:
             CommandRefused: the server answered with an error; the connection is still good.
             ServerError: the connection is lost, or nothing came in time.
         """
-        from redis import RedisError, ResponseError
+        from redis import ResponseError
 
         try:
             return self._connection.read_response(disable_decoding=True)
         except ResponseError as error:
             raise CommandRefused(f"{self.node}: {error}", _code_of(error)) from None
-        except (RedisError, OSError, AttributeError, ValueError) as error:
-            # the latter two where another thread closed it meanwhile
+        except _faults() as error:
             raise self._lost(error) from None
 
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands and read a reply each; an error reply as a `CommandRefused`, not raised.
 
         Raises:
-            ServerError: the connection is lost, or a reply did not come in time.
+            ServerError: the connection is lost, or the replies did not come in time.
         """
-        from redis import RedisError, ResponseError
-        from redis._parsers.hiredis import NOT_ENOUGH_DATA as not_enough
+        pack = self._connection._command_packer.pack
+        packed = b"".join([part for command in commands for part in pack(*command)])
+        return self.exchange_packed(packed, len(commands))
 
-        connection = self._connection
-        if not self._is_open:
+    def exchange_packed(self, packed: bytes, count: int) -> list[Any]:
+        """As `exchange`, for commands that are bytes already.
+
+        Args:
+            packed: the commands as `packed` makes them.
+            count: how many they are.
+        """
+        if not self._is_open:  # redis-py would connect again, and nobody would know
             raise ServerError(f"{self.node}: the connection was closed")
+        gets = self._gets
         replies: list[Any] = []
         try:
-            reader = getattr(connection._parser, "_reader", None)
-            if reader is None or not hasattr(reader, "gets"):  # redis-py without hiredis
-                self.send(*commands)
-                return [self.read_or_refusal() for _ in commands]
-            pack = connection._command_packer.pack
-            sock = connection._sock
-            sock.sendall(b"".join([part for command in commands for part in pack(*command)]))
-            timeout_s, began_s = sock.gettimeout(), time.monotonic()
-            while len(replies) < len(commands):
-                reply = reader.gets(False)
-                if reply is not_enough:
-                    # a reply that trickles in never lets the socket's own timeout pass
-                    if timeout_s is not None and time.monotonic() - began_s > timeout_s:
-                        raise TimeoutError("timed out")
-                    received = sock.recv(_RECEIVE_BYTES)
-                    if not received:
-                        raise ConnectionError("the server closed the connection")
-                    reader.feed(received)
-                elif isinstance(reply, ResponseError):
-                    replies.append(CommandRefused(f"{self.node}: {reply}", _code_of(reply)))
+            if gets is None:
+                self._connection.send_packed_command((packed,), check_health=False)
+                return [self.read_or_refusal() for _ in range(count)]
+            sock = self._connection._sock
+            began_s = time.monotonic()
+            sock.sendall(packed)
+            self._feed(sock.recv(_RECEIVE_BYTES))
+            while len(replies) < count:
+                reply = gets(False)
+                if reply is self._not_enough:
+                    self._feed(self._receive_by(sock, began_s))
                 elif isinstance(reply, Exception):
-                    raise reply
+                    replies.append(self._as_refusal(reply))
                 else:
                     replies.append(reply)
-        except (RedisError, OSError, AttributeError, ValueError) as error:
+        except _faults() as error:
             raise self._lost(error) from None
         return replies
 
@@ -154,6 +156,31 @@ class Wire:
                     yield reply
         except (RedisError, OSError, AttributeError, ValueError) as error:
             raise self._lost(error) from None
+
+    def _feed(self, received: bytes) -> None:
+        if not received:
+            raise ConnectionError("the server closed the connection")
+        self._connection._parser._reader.feed(received)
+
+    def _receive_by(self, sock: Any, began_s: float) -> bytes:
+        """More of a reply: one that trickles in never lets the socket's own timeout pass."""
+        timeout_s = sock.gettimeout()
+        if timeout_s is None:
+            return bytes(sock.recv(_RECEIVE_BYTES))
+        left_s = began_s + timeout_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        sock.settimeout(left_s)
+        received = sock.recv(_RECEIVE_BYTES)
+        sock.settimeout(timeout_s)
+        return bytes(received)
+
+    def _as_refusal(self, reply: Exception) -> CommandRefused:
+        from redis import ResponseError
+
+        if not isinstance(reply, ResponseError):
+            raise reply
+        return CommandRefused(f"{self.node}: {reply}", _code_of(reply))
 
     def read_or_refusal(self) -> Any:
         """The next reply; an error reply as a `CommandRefused`, not raised."""
@@ -206,6 +233,23 @@ class Wire:
 
     def __repr__(self) -> str:
         return f"Wire({self.node})"
+
+
+def packed(*parts: bytes) -> bytes:
+    """A command as it goes over a wire."""
+    return b"*%d\r\n%b" % (len(parts), b"".join(map(bulk, parts)))
+
+
+def bulk(part: bytes) -> bytes:
+    """A part of a command."""
+    return b"$%d\r\n%b\r\n" % (len(part), part)
+
+
+def _faults() -> tuple[type[Exception], ...]:
+    """What ends a connection; looked up only where something was raised."""
+    from redis import RedisError
+
+    return RedisError, OSError, AttributeError, ValueError  # the latter: closed by another thread
 
 
 def close_with(owner: object, wires: Iterable[list[Wire]]) -> None:

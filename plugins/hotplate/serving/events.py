@@ -9,18 +9,25 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 
 from hotplate.codec import event_us, kind_of
 from hotplate.keys import EntityShape, shape_and_values
-from hotplate.windows.events import Accepted, accept
+from hotplate.windows.events import Events, accept
 from hotplate.windows.spec import EventSpec
 
-__all__ = ["Batch", "Entity", "from_feast"]
+__all__ = ["Batch", "Entity", "from_columns", "from_feast"]
 
 Entity = tuple[EntityShape, tuple[Any, ...]]
 _Row = tuple[EntityKey, Mapping[str, Any], datetime, datetime | None]
 
+_ARROW: Final = {
+    "int64_val": pa.int64(),
+    "int32_val": pa.int32(),
+    "string_val": pa.large_string(),
+    "bytes_val": pa.large_binary(),
+}
 _NO_TIME_MS: Final = -1  # before 1970: `accept` drops it as an invalid timestamp
 
 
@@ -29,17 +36,16 @@ class Batch:
     """Events of one event view.
 
     Attributes:
-        entities: whose each row of the batch is.
-        accepted: those that count, and what became of the others.
+        entities: those that have events, each once.
+        owners: int64 (n), whose each event is, as a place among the entities.
+        events: those that count.
+        dropped: reason -> rows that do not.
     """
 
     entities: Sequence[Entity]
-    accepted: Accepted
-
-    @property
-    def touched(self) -> list[Entity]:
-        """The entities that have events that count."""
-        return list(dict.fromkeys(self.entities[row] for row in self.accepted.rows.tolist()))
+    owners: npt.NDArray[np.int64]
+    events: Events
+    dropped: Mapping[str, int]
 
 
 def from_feast(table: Any, spec: EventSpec, rows: Sequence[_Row], now_ms: int) -> Batch:
@@ -60,7 +66,32 @@ def from_feast(table: Any, spec: EventSpec, rows: Sequence[_Row], now_ms: int) -
     happened = np.array([_as_ms(row[2], _NO_TIME_MS) for row in rows], np.int64)
     arrived = np.array([_as_ms(row[3], now_ms) for row in rows], np.int64)
     accepted = accept(spec, happened, read[spec.event_id], arrived, read)
-    return Batch([shape_and_values(row[0]) for row in rows], accepted)
+    places: dict[Entity, int] = {}
+    owners = [
+        places.setdefault(shape_and_values(rows[row][0]), len(places))
+        for row in accepted.rows.tolist()
+    ]
+    return Batch(list(places), np.array(owners, np.int64), accepted.events, accepted.dropped)
+
+
+def from_columns(
+    shape: EntityShape, keys: Sequence[Any], events: Events, dropped: Mapping[str, int]
+) -> Batch:
+    """The events of columns.
+
+    Args:
+        shape: the entity's.
+        keys: for each join key, in the shape's order, an Arrow array, one value an event.
+        events: the events.
+        dropped: reason -> rows that are none.
+    """
+    columns = [
+        key.cast(_ARROW[kind]).to_pylist() for key, kind in zip(keys, shape.types, strict=True)
+    ]
+    places: dict[tuple[Any, ...], int] = {}
+    owners = [places.setdefault(values, len(places)) for values in zip(*columns, strict=True)]
+    entities = [(shape, values) for values in places]
+    return Batch(entities, np.array(owners, np.int64), events, dropped)
 
 
 def _as_ms(moment: datetime | None, otherwise: int) -> int:

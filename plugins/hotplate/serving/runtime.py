@@ -51,7 +51,7 @@ from hotplate.windows.redis_state import LogServer
 if TYPE_CHECKING:
     from hotplate.online_store import CachedOnlineStoreConfig
 
-__all__ = ["Runtime"]
+__all__ = ["Runtime", "declared_shape"]
 
 _log = logging.getLogger("hotplate")
 
@@ -190,7 +190,7 @@ class Runtime:
             view=table.name,
             version=version,
             columns=tuple((column.name, column.value_type.name) for column in columns),
-            shape=shape or _declared_shape(table),
+            shape=shape or declared_shape(table),
         )
 
     def wants(
@@ -318,7 +318,7 @@ class Runtime:
 
     def append_batch(self, log: Log, batch: Batch) -> None:
         """The same for a batch of events."""
-        touched = batch.touched
+        touched = batch.entities
         try:
             self.event_logs.append(log, batch)
         finally:  # also after an error: part of the batch may have been written
@@ -462,7 +462,7 @@ class _ChosenSource:
         return FeastSource(store, wrapped.current_config, wrapped.reading)
 
 
-def _declared_shape(table: Any) -> EntityShape:
+def declared_shape(table: Any) -> EntityShape:
     declared = {field.name: field.dtype.to_value_type() for field in table.entity_columns}
     names = sorted(declared)
     return EntityShape(tuple(names), tuple(kind_of(declared[name]) for name in names))

@@ -25,7 +25,7 @@ from hotplate.errors import ConfigError
 from hotplate.forks import restart_in_children
 from hotplate.keys import EntityShape, values_of
 from hotplate.seldom import Seldom
-from hotplate.serving.events import Batch, Entity
+from hotplate.serving.events import Batch
 from hotplate.stats import EventCounters, EventStats
 from hotplate.tiers.entries import entity_of
 from hotplate.windowed import EventLog, WindowedView, event_log_of, windowed_of
@@ -265,29 +265,27 @@ class EventLogs:
 
     # -- in -------------------------------------------------------------------------------------
 
-    def append(self, log: Log, batch: Batch) -> list[Entity]:
-        """Write the events of a batch that count.
-
-        Returns:
-            The entities whose windows they change.
-        """
-        accepted, counters = batch.accepted, log.counters
-        counters.add(len(accepted.rows), accepted.dropped)
-        if accepted.dropped and self._seldom.is_time():
-            _log.warning("%s: events were dropped: %s", log.said.view, _shown(accepted.dropped))
-        if not len(accepted.rows):
-            return []
+    def append(self, log: Log, batch: Batch) -> None:
+        """Write the events of a batch."""
+        events, counters = batch.events, log.counters
+        counters.add(len(events), batch.dropped)
+        if batch.dropped and self._seldom.is_time():
+            _log.warning("%s: events were dropped: %s", log.said.view, _shown(batch.dropped))
+        if not len(events):
+            return
         now_ms = self._clock.wall_ns() // _NS_A_MS
         oldest_ms = now_ms - log.plan.event.lateness_ms - log.plan.event.slack_ms
-        counters.delayed += int((accepted.events.ts < oldest_ms).sum())
-        words = log.records.pack(accepted.events)
-        parts: dict[Entity, list[bytes]] = {}
-        for row, record in zip(accepted.rows.tolist(), words, strict=True):
-            parts.setdefault(batch.entities[row], []).append(record.tobytes())
-        entries = [(log.key(*entity), b"".join(records)) for entity, records in parts.items()]
+        counters.delayed += int((events.ts < oldest_ms).sum())
+        order = np.argsort(batch.owners, kind="stable")
+        raw, size = log.records.pack(events)[order].tobytes(), log.records.size
+        ends = np.cumsum(np.bincount(batch.owners, minlength=len(batch.entities))) * size
+        starts = [0, *ends[:-1].tolist()]
+        entries = [
+            (log.key(*entity), raw[start:end])
+            for entity, start, end in zip(batch.entities, starts, ends.tolist(), strict=True)
+        ]
         lengths = self.state(log).append_many(entries)
         self._note_lengths(log, entries, lengths)
-        return list(parts)
 
     def _note_lengths(
         self, log: Log, entries: Sequence[tuple[bytes, bytes]], lengths: Sequence[int]

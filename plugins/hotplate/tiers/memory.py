@@ -124,6 +124,11 @@ class MemoryTier:
         """A number that every invalidation of the key changes: take it before the load."""
         return self._versions[hash(key) % _STRIPES]
 
+    def versions(self, keys: Iterable[Key]) -> list[int]:
+        """The same of several keys, in order."""
+        versions = self._versions
+        return [versions[hash(key) % _STRIPES] for key in keys]
+
     def fill(
         self, items: Iterable[tuple[Key, bytes, int]], is_current: Callable[[int], bool]
     ) -> int:
@@ -137,21 +142,32 @@ class MemoryTier:
             How many were not kept because an invalidation came in between.
         """
         refused = 0
+        versions, rows, absent = self._versions, self._rows, self._absent
+        most_entries, most_bytes = self.bounds.max_entries, self.bounds.max_bytes
         with self._lock:
             for key, row, version in items:
-                if self._versions[hash(key) % _STRIPES] != version or not is_current(token_of(key)):
+                token = token_of(key)
+                if versions[hash(key) % _STRIPES] != version or not is_current(token):
                     refused += 1
+                    continue
+                is_none = is_absent(row)
+                if is_none:
+                    self._put(token, key, row, absent, rows)
                 else:
-                    self._put(key, row)
+                    self._put(token, key, row, rows, absent)
+                if (
+                    is_none
+                    or rows.size + absent.size > most_bytes
+                    or len(rows.lru) + len(absent.lru) > most_entries
+                ):
                     self._evict()
         return refused
 
-    def _put(self, key: Key, row: bytes) -> None:
-        into, other = (self._absent, self._rows) if is_absent(row) else (self._rows, self._absent)
+    def _put(self, token: int, key: Key, row: bytes, into: _Shelf, other: _Shelf) -> None:
         size = _cost(key, row)
         replaced = into.lru.insert(key, row)
         into.size += size
-        self._on_added(token_of(key), size)
+        self._on_added(token, size)
         if replaced is not None:
             self._account(into, key, replaced, None, is_replaced=True)
         moved = other.lru.pop(key, None)

@@ -48,19 +48,20 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from hotplate.clock import Clock
 from hotplate.contracts import Found, View
 from hotplate.errors import CommandRefused, ServerError
-from hotplate.keys import EntityShape, Key, values_of
+from hotplate.keys import EntityShape, Key, integer_of
 from hotplate.seldom import Seldom
 from hotplate.servers import rights
 from hotplate.servers.breaker import Breaker
 from hotplate.servers.connector import NotConnectedYet
-from hotplate.servers.pool import CONNECT_TIMEOUT_S, Command, Pool, Primaries
+from hotplate.servers.pool import CONNECT_TIMEOUT_S, Command, Packed, Pool, Primaries
 from hotplate.servers.redis import RedisServer
 from hotplate.stats import SharedStats
 from hotplate.tiers.entries import (
@@ -84,6 +85,7 @@ _CLOCKS_AT: Final = BODY_AT - _CLOCKS.size
 _STAMP_BYTES: Final = 8
 _LONGEST_MS: Final = 24 * 3_600_000
 _BATCH: Final = 500
+_HEADS_MAX: Final = 1_024
 _OWED_MAX: Final = 50_000
 _BUSY: Final = Found(is_busy=True)
 _FULL: Final = ("OOM", "MISCONF")
@@ -137,6 +139,7 @@ class SharedTier:
         self._project = project
         self._generations_at = generations_of(project)
         self._places: dict[View, _Place] = {}
+        self._heads: dict[tuple[View, ...], Packed] = {}
         self._start_clean()
         self.rejected = self.too_large = self.refused = self.errors = 0
         self._lease_ms = max(1, int(bounds.lease_s * 1000))
@@ -206,36 +209,49 @@ class SharedTier:
             return [Found()] * len(asked)
 
     def _look(self, asked: Sequence[tuple[View, Key]]) -> list[Found]:
-        places: dict[View, _Place] = {}
         keys = []
+        places: dict[View, _Place] = {}
         for view, key in asked:
             place = places.get(view)
             if place is None:
                 place = places[view] = self._place(view)
-            keys.append(place.prefix + _entity(key))
-        fields = [EVERY_VIEW, *(place.field for place in places.values())]
-        home = self._generations_at
-        now_ns, wall_us = self._clock.now_ns(), self._clock.wall_ns() // 1_000
-        (seconds, micros), known, *entries = self._pool.ask_keys(
-            [(b"TIME",), (b"HMGET", home, *fields)], home, keys
-        )
-        every, *generations = known if None not in known else self._begin(fields)
+            entity = b"%d" % integer_of(key) if isinstance(key, int) else entity_of(key[1:])
+            keys.append(place.prefix + entity)
+        clock = self._clock
+        now_ns, wall_us = clock.now_ns(), clock.wall_ns() // 1_000
+        (seconds, micros), known, *entries = self._pool.ask_keys(self._head(places), keys)
+        if None in known:
+            known = self._begin([EVERY_VIEW, *(place.field for place in places.values())])
         server_us = int(seconds) * 1_000_000 + int(micros)
+        every = known[0]
         origins = {
             view: REST.pack(place.fingerprint, every + generation, server_us, wall_us)
-            for (view, place), generation in zip(places.items(), generations, strict=True)
+            for (view, place), generation in zip(places.items(), known[1:], strict=True)
         }
         found: list[Found] = []
         for (view, _), at, entry in zip(asked, keys, entries, strict=True):
             origin = origins[view]
             if entry is None:
-                found.append(Found(None, _Slot(at, None, origin)))
-            elif entry[:1] == LEASE:
+                found.append(_found((None, _slot((at, None, origin)), False)))
+            elif entry[0:1] == LEASE:
                 found.append(_BUSY)
             else:
                 row = self._open(at, entry, origin, server_us, wall_us, now_ns)
-                found.append(Found(row, _Slot(at, entry, origin)))
+                found.append(_found((row, _slot((at, entry, origin)), False)))
         return found
+
+    def _head(self, places: Mapping[View, _Place]) -> Packed:
+        """What is asked before the entries of some views: the time, and their generations."""
+        views = tuple(places)
+        head = self._heads.get(views)
+        if head is None:
+            home = self._generations_at
+            fields = (place.field for place in places.values())
+            head = Packed(home, (b"TIME",), (b"HMGET", home, EVERY_VIEW, *fields))
+            if len(self._heads) >= _HEADS_MAX:
+                self._heads.clear()
+            self._heads[views] = head
+        return head
 
     def claim(self, slots: Sequence[Any]) -> list[Found]:
         """Take the leases to load what belongs into slots, unless others are faster.
@@ -524,6 +540,11 @@ class _Slot(NamedTuple):
     origin: bytes
 
 
+# the same without the arguments' names: a request makes one of each for each of its keys
+_slot: Final[Callable[[tuple[bytes, bytes | None, bytes]], _Slot]] = partial(tuple.__new__, _Slot)
+_found: Final[Callable[[tuple[bytes | None, _Slot, bool]], Found]] = partial(tuple.__new__, Found)
+
+
 def _script(source: bytes, key: bytes, *arguments: Any) -> Command:
     return key, ("EVALSHA", _DIGESTS[source], 1, key, *arguments)
 
@@ -538,7 +559,3 @@ _DIGESTS: Final[Mapping[bytes, bytes]] = {source: _sha1(source) for source in (_
 _SOURCES: Final[Mapping[bytes, bytes]] = {digest: source for source, digest in _DIGESTS.items()}
 SCRIPTS: Final = tuple(_DIGESTS)
 """Everything that is run on the server."""
-
-
-def _entity(key: Key) -> bytes:
-    return b"%d" % values_of(key)[0] if isinstance(key, int) else entity_of(values_of(key))

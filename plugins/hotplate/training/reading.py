@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -20,7 +20,7 @@ from hotplate.training.files import between, opened
 from hotplate.windowed import event_log_of
 from hotplate.windows.events import Events, accept
 
-__all__ = ["EventSource", "History", "history_of", "utc"]
+__all__ = ["EventSource", "History", "events_of", "history_of", "utc"]
 
 _log = logging.getLogger("hotplate")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -34,10 +34,13 @@ class History:
     Attributes:
         keys: for each join key an Arrow array, one value an event; none is null.
         events: the events.
+        dropped: reason -> rows that are no events, as in `hotplate.windows.events`, and
+            `missing_key`.
     """
 
     keys: tuple[Any, ...]
     events: Events
+    dropped: Mapping[str, int]
 
 
 class EventSource:
@@ -140,12 +143,19 @@ def utc(moment_ms: int) -> datetime:
 
 
 def history_of(source: EventSource, table: pa.Table) -> History:
-    """Turn rows of the table into events; what ingestion drops is dropped.
+    """Turn rows of the batch source into events; what ingestion drops is dropped.
 
     Raises:
         TrainingError: a column is missing, or cannot be what the view declares.
     """
-    where = f"batch source of event view {source.view.name!r}"
+    history = events_of(source, table)
+    _tell(f"batch source of event view {source.view.name!r}", history.dropped)
+    return history
+
+
+def events_of(source: EventSource, table: pa.Table) -> History:
+    """The same for rows that come from elsewhere, under the names of the batch source."""
+    where = f"events of {source.view.name!r}"
     source.check(table.column_names)
 
     def column(name: str) -> Any:
@@ -164,14 +174,13 @@ def history_of(source: EventSource, table: pa.Table) -> History:
         moments_of(column(created), f"{where}, column {created!r}"),
         values,
     )
-    _tell(where, accepted.dropped)
-    rows = accepted.rows
+    rows, dropped = accepted.rows, accepted.dropped
     has_key = np.ones(table.num_rows, np.bool_)
     for name in source.join_keys:
         has_key &= column(name).is_valid().to_numpy()
     is_owned = has_key[rows]
     if not is_owned.all():
-        _tell(where, {"without a key": int((~is_owned).sum())})
+        dropped["missing_key"] = int((~is_owned).sum())
         rows = rows[is_owned]
     events = accepted.events
     return History(
@@ -182,10 +191,11 @@ def history_of(source: EventSource, table: pa.Table) -> History:
             events.arrivals[is_owned],
             events.values[is_owned],
         ),
+        dropped,
     )
 
 
-def _tell(where: str, dropped: dict[str, int]) -> None:
+def _tell(where: str, dropped: Mapping[str, int]) -> None:
     """Rows that are late or from the future are left out by rule; others should not be there."""
     wrong = {reason: count for reason, count in dropped.items() if reason not in _BY_RULE}
     if wrong:

@@ -22,8 +22,8 @@ from hotplate.windows.spec import EventSpec
 
 __all__ = ["END_OF_TIME_MS", "REASONS", "Accepted", "Events", "accept"]
 
-END_OF_TIME_MS: Final = 1 << 46
-"""Timestamps lie from 1970 up to here, the year 4199; what does not is in the wrong unit."""
+END_OF_TIME_MS: Final = 1 << 45
+"""Timestamps lie from 1970 up to here, the year 3084; what does not is in the wrong unit."""
 
 REASONS: Final = ("invalid_timestamp", "missing_id", "invalid_value", "overflow", "late", "future")
 """Why a row is dropped.

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -37,8 +36,7 @@ __all__ = ["Finalizer", "Partials"]
 _SMALL: Final = 2.0**62
 
 
-@dataclass(frozen=True)
-class Partials:
+class Partials(NamedTuple):
     """What is known of the events in each window, in exact integers.
 
     Shapes end in (W, C): the windows of `Finalizer.windows` and the columns of

@@ -14,7 +14,7 @@ one with a delay, or when an event that is present becomes visible.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from hotplate.windows.chains import NEVER, Chain, chains_of
 from hotplate.windows.errors import ClockBehindError, WindowStateError
+from hotplate.windows.events import END_OF_TIME_MS
 from hotplate.windows.exact import Floats, Integers
 from hotplate.windows.finalize import Finalizer, Partials
 from hotplate.windows.log import MAGIC, Head, LogFormat
@@ -85,20 +86,30 @@ class Reader:
             t: the moment, ms UTC: one for all, or int64 (m).
 
         Raises:
+            ValueError: t is no moment between 1970 and 3084 in ms, or not one for each log.
             ClockBehindError: t lies before what a log's compaction has folded together.
             WindowStateError: a log is truncated, damaged or foreign; `position` says which.
         """
         count = len(blobs)
-        if count == 1 and blobs[0] and self._single.is_fit and not blobs[0].startswith(MAGIC):
-            found = self._single.partials(blobs[0], int(t if isinstance(t, int) else t[0]))
-            if found is not None:
-                return Answer(self._finalize(found[0])[None], np.array([found[1]]))
-        moments = np.full(count, t) if isinstance(t, int) else np.asarray(t, np.int64)
+        if isinstance(t, (int, np.integer)):
+            _check_moment(int(t), int(t))
+            if count == 1 and (blob := blobs[0]) and self._single.is_fit:
+                found = self._single.partials(blob, int(t))
+                if found is not None:
+                    values = self._finalize(found[0])[None]
+                    return Answer(values, np.array([found[1]]))
+            moments = np.full(count, t)
+        else:
+            moments = np.asarray(t, np.int64)
+            if moments.shape != (count,):
+                raise ValueError(f"{count} logs are read at moments of shape {moments.shape}")
+            if count:
+                _check_moment(int(moments.min()), int(moments.max()))
         if count <= self._most_owners:
-            return self._read(blobs, moments)
+            return self._read(blobs, moments, 0)
         step = self._most_owners
         parts = [
-            self._read(blobs[at : at + step], moments[at : at + step])
+            self._read(blobs[at : at + step], moments[at : at + step], at)
             for at in range(0, count, step)
         ]
         return Answer(
@@ -106,8 +117,8 @@ class Reader:
             np.concatenate([part.valid_until for part in parts]),
         )
 
-    def _read(self, blobs: Sequence[bytes | None], t: Integers) -> Answer:
-        split = _Split(self._format, blobs, t)
+    def _read(self, blobs: Sequence[bytes | None], t: Integers, first: int) -> Answer:
+        split = _Split(self._format, blobs, t, first)
         owner = None
         if len(blobs) > 1:
             owner = np.repeat(np.arange(len(blobs)), split.counts)
@@ -133,6 +144,10 @@ class Reader:
 
     def _tiles(self, split: _Split, owner_keys: Integers) -> Source:
         heads = split.heads
+        if len(heads) == 1:  # joining structured arrays is slow
+            ((owner, head),) = heads.items()
+            key = head.tiles["start"] + owner_keys[owner]
+            return of_tiles(head.tiles, head.registers, key, self._selection)
         tiles = np.concatenate([head.tiles for head in heads.values()])
         registers = np.concatenate([head.registers for head in heads.values()])
         counts = [len(head.tiles) for head in heads.values()]
@@ -140,12 +155,20 @@ class Reader:
         return of_tiles(tiles, registers, key, self._selection)
 
 
+def _check_moment(low: int, high: int) -> None:
+    if low < 0 or high >= END_OF_TIME_MS:
+        raise ValueError(f"t={low if low < 0 else high} is not in milliseconds since 1970")
+
+
 class _Split:
     """The logs of a read, taken apart and checked."""
 
-    __slots__ = ("counts", "fields", "heads")
+    __slots__ = ("_first", "counts", "fields", "heads")
 
-    def __init__(self, form: LogFormat, blobs: Sequence[bytes | None], t: Integers) -> None:
+    def __init__(
+        self, form: LogFormat, blobs: Sequence[bytes | None], t: Integers, first: int
+    ) -> None:
+        self._first = first
         self.heads: dict[int, Head] = {}
         pieces: list[bytes | memoryview] = []
         for position, blob in enumerate(blobs):
@@ -160,7 +183,7 @@ class _Split:
         raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         count = sum(self.counts)
         if count * size != len(raw) or not form.records.is_intact(raw, count):
-            _blame(form, pieces)
+            _blame(form, pieces, first)
         self.fields = form.records.fields(raw)
 
     def _behind_head(
@@ -169,17 +192,17 @@ class _Split:
         try:
             head = form.head(blob)
         except WindowStateError as error:
-            raise WindowStateError(error.problem, position=position) from None
+            raise WindowStateError(error.problem, position=self._first + position) from None
         assert head is not None
         if t < head.horizon_ms:
-            raise ClockBehindError(t, head.horizon_ms, position=position)
+            raise ClockBehindError(t, head.horizon_ms, position=self._first + position)
         if len(head.tiles):
             self.heads[position] = head
         return memoryview(blob)[head.size :]
 
 
-def _blame(form: LogFormat, pieces: Sequence[bytes | memoryview]) -> None:
-    for position, piece in enumerate(pieces):
+def _blame(form: LogFormat, pieces: Sequence[bytes | memoryview], first: int) -> None:
+    for position, piece in enumerate(pieces, first):
         try:
             form.records.check(piece)
         except WindowStateError as error:
@@ -205,16 +228,11 @@ class _Seen:
         key = records[TS] if owner is None else records[TS] + (owner << _OWNER_BITS)
         if not _ascends(key):
             order = key.argsort(kind="stable")
-            key = key.take(order)
-            if _ascends(key):
-                records = records.take(order, axis=1)
-            else:  # two events of one millisecond, or duplicates
-                records, order = first_arrivals(records, owner)
-                key = (
-                    records[TS]
-                    if owner is None
-                    else records[TS] + (owner.take(order) << _OWNER_BITS)
-                )
+            ordered = key.take(order)
+            if not _ascends(ordered):
+                order = order.take(_settle_ties(records.take(order, axis=1), ordered))
+                ordered = key.take(order)
+            records, key = records.take(order, axis=1), ordered
             if owner is not None:
                 owner = owner.take(order)
         stamps = records[ARRIVAL]
@@ -238,6 +256,21 @@ def stamp_limits(t: Integers) -> Integers:
     return (t + 1) << 16
 
 
+def _settle_ties(records: Integers, key: Integers) -> Integers:
+    """Which of some sorted records to keep, in order, where several have the same key.
+
+    Only those are compared: even in a busy log few events share a millisecond.
+    """
+    is_tied = np.zeros(len(key), np.bool_)
+    equal = key[1:] == key[:-1]
+    is_tied[1:] = equal
+    is_tied[:-1] |= equal
+    tied = np.flatnonzero(is_tied)
+    _, kept = first_arrivals(records.take(tied, axis=1), key.take(tied))
+    places = np.concatenate((np.flatnonzero(~is_tied), tied.take(kept)))
+    return places.take(key.take(places).argsort(kind="stable"))
+
+
 def _ascends(key: Integers) -> bool:
     """Whether each is larger than the one before."""
     return b"\0" not in (key[1:] > key[:-1]).tobytes()
@@ -251,6 +284,14 @@ def _stretch(key: Integers, edges: Integers) -> Stretch:
 def _changes(valid_until: Integers, chain: Chain, key: Integers, stretch: Stretch) -> None:
     """Lower `valid_until` to when an item leaves a window of the chain, or the next one enters."""
     if not key.size:
+        return
+    if len(valid_until) == 1:
+        begin, last = stretch.begin[0], int(stretch.end[0, 0])
+        oldest_of_each = key.take(begin, mode="clip").tolist()
+        moment = chain.first_leaves_at(oldest_of_each, begin.tolist(), last)
+        if last < len(key):
+            moment = min(moment, chain.enters_at(int(key[last])))
+        valid_until[0] = min(moment, int(valid_until[0]))
         return
     mask = (1 << _OWNER_BITS) - 1
     oldest = key.take(stretch.begin, mode="clip") & mask
@@ -282,8 +323,8 @@ def _side_by_side(parts: list[Partials]) -> Partials:
     if len(parts) == 1:
         return parts[0]
     joined: dict[str, npt.NDArray[np.generic] | None] = {}
-    for one in fields(Partials)[:-1]:
-        arrays = [getattr(part, one.name) for part in parts]
+    for name in Partials._fields[:-1]:
+        arrays = [getattr(part, name) for part in parts]
         is_given = arrays[0] is not None
-        joined[one.name] = np.concatenate(arrays, axis=1) if is_given else None
+        joined[name] = np.concatenate(arrays, axis=1) if is_given else None
     return Partials(**joined, is_small=parts[0].is_small)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ A record is 3 + C little-endian int64 words: `ts`, the id's hash, `arrival << 16
 columns in the order of `EventSpec.columns`. The check makes the sum of a record's 16-bit parts a
 number that belongs to the plan, modulo 2**16. So the sum over any run of records is known without
 looking at one of them, and a read verifies a whole log with one pass of additions, at 1 to 2 us.
-A timestamp is below 2**46, so the two highest bytes of a record's first word are 0, which no
+A timestamp is below 2**45, so the two highest bytes of a record's first word are 0, which no
 header's are.
 
 In memory, records are fields: an int64 array (3 + C, n).

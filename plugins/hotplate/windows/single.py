@@ -16,6 +16,7 @@ import numpy as np
 from hotplate.windows.chains import NEVER, Chain
 from hotplate.windows.exact import Integers
 from hotplate.windows.finalize import Finalizer, Partials
+from hotplate.windows.log import MAGIC
 from hotplate.windows.records import ARRIVAL, TS, VALUES, RecordFormat, stamp_limit
 from hotplate.windows.scaling import NO_VALUE
 
@@ -53,9 +54,11 @@ class SingleReader:
         """The partial results, (W, C), and `valid_until`; None for the general path.
 
         Args:
-            blob: a log without a header, not empty.
+            blob: a log, not empty.
             t: the moment.
         """
+        if blob.startswith(MAGIC):
+            return None
         count, rest = divmod(len(blob), self._records.size)
         if rest or not self._records.is_intact(blob, count):
             return None

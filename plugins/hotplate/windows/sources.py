@@ -216,11 +216,9 @@ def of_tiles(
     n = tiles["n"].T[selection.columns].astype(np.int64)
     minimum, maximum = tiles["minimum"].T[numeric], tiles["maximum"].T[numeric]
     largest = 0
-    if minimum.size:
-        is_value = n[selection.is_numeric] > 0
-        least = np.minimum.reduce(minimum, None, initial=0, where=is_value)
-        most = np.maximum.reduce(maximum, None, initial=0, where=is_value)
-        largest = max(int(most), -int(least))
+    if minimum.size and (least := int(minimum.min())) != LARGEST:
+        # what stands where there is no value never wins; beside a value it is left out
+        largest = max(int(maximum.max()), -least)
     source = Source(
         key,
         int(tiles["events"].sum(dtype=np.int64)),
