@@ -17,7 +17,7 @@ every policy but `noeviction`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ConfigError, ServerError
@@ -56,6 +56,8 @@ class LogServer:
     """
 
     def __init__(self, server: RedisServer, timeout_s: float) -> None:
+        self.server = server
+        self.timeout_s = timeout_s
         self._pool = Pool(server, timeout_s)
         self._is_checked = False
 
@@ -133,16 +135,29 @@ class RedisState:
 
     def _append(self, entries: Sequence[tuple[bytes, bytes]]) -> list[int]:
         commands: list[Command] = [(key, (b"APPEND", key, data)) for key, data in entries]
+        due = self.due([key for key, _ in entries])
+        commands += [(key, (b"PEXPIRE", key, self.life_ms)) for key in due]
+        lengths = self._server.ask(commands)[: len(entries)]
+        self.note_extended(due)
+        return lengths
+
+    @property
+    def life_ms(self) -> int:
+        """How long a log is given to live when its life is extended."""
+        return self._ttl_ms + 2 * self._margin_ms
+
+    def due(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of some logs whose life must be extended with what is appended to them now."""
         # an older clock than that of a moment ago only extends once more
         period = int(time.monotonic() * 1_000) // self._margin_ms
         if period != self._period or len(self._extended) > _EXTENDED_MAX:
             self._period, self._extended = period, set()
         extended = self._extended
-        due = [key for key, _ in entries if key not in extended]
-        commands += [(key, (b"PEXPIRE", key, self._ttl_ms + 2 * self._margin_ms)) for key in due]
-        lengths = self._server.ask(commands)[: len(entries)]
-        extended.update(due)
-        return lengths
+        return [key for key in keys if key not in extended]
+
+    def note_extended(self, keys: Iterable[bytes]) -> None:
+        """The life of logs has been extended just now."""
+        self._extended.update(keys)
 
     def get(self, key: bytes) -> bytes | None:
         """See `State.get`."""
