@@ -58,7 +58,7 @@ class LogServer:
     def __init__(self, server: RedisServer, timeout_s: float) -> None:
         self.server = server
         self.timeout_s = timeout_s
-        self._pool = Pool(server, timeout_s)
+        self.pool = Pool(server, timeout_s)
         self._is_checked = False
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -72,10 +72,10 @@ class LogServer:
         if not commands:
             return []
         try:
-            replies = self._pool.ask(commands)
+            replies = self.pool.ask(commands)
         except ServerError:
-            self._pool.renew()
-            replies = self._pool.ask(commands)
+            self.pool.renew()
+            replies = self.pool.ask(commands)
         for reply in replies:
             if isinstance(reply, CommandRefused):
                 raise reply
@@ -83,8 +83,8 @@ class LogServer:
 
     def check(self) -> None:
         """Make sure that the server keeps what it is given."""
-        for node in self._pool.server.topology().nodes:
-            wire = self._pool.server.wire(node)
+        for node in self.pool.server.topology().nodes:
+            wire = self.pool.server.wire(node)
             try:
                 policy = _policy_of(wire.ask("INFO", "memory"))
             except CommandRefused as error:
@@ -104,7 +104,7 @@ class LogServer:
 
     def close(self) -> None:
         """Close the connections; a later call opens new ones."""
-        self._pool.drop()
+        self.pool.drop()
 
 
 class RedisState:
