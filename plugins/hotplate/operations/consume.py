@@ -255,7 +255,8 @@ class Consumer:
             step = self._delivery.step
             for at in range(0, len(entries), step):
                 self._bring_in(entries[at : at + step])
-        self._look()
+        if self._settings.once or time.monotonic() - self._looked_s >= _LOOK_S:
+            self._look()
         return bool(entries)
 
     def _prepare(self) -> None:
@@ -264,6 +265,7 @@ class Consumer:
         start = self._settings.start
         if self._group.create(start.encode()):
             _log.info("stream %r: group made, begins at %s", self.stream, start)
+        self._look()  # what was taken out unread cannot be seen any more once the rest is read
         missing = []
         for pool, command in self._delivery.trials(self._log):
             reply = pool.ask([command])[0]
@@ -413,10 +415,7 @@ class Consumer:
         )
 
     def _look(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._looked_s < _LOOK_S and not self._settings.once:
-            return
-        self._looked_s = now_s
+        self._looked_s = time.monotonic()
         self._lag = self._group.lag()
         if self._lag is not None and self._lag.removed and self._seldom["removed"].is_time():
             _log.warning(

@@ -169,12 +169,13 @@ class StreamGroup:
         if said is None:
             return None
         whole = _named(stream)
-        waiting, read = said.get(b"lag"), said.get(b"entries-read")
+        lag, read = said.get(b"lag"), said.get(b"entries-read")
         removed = 0
         if read is not None and b"entries-added" in whole:
             # of those that are no longer there the group can have read this many at most
             removed = max(0, whole[b"entries-added"] - whole[b"length"] - read)
-        return Lag(None if waiting is None else int(waiting), int(said[b"pending"]), removed)
+        waiting = None if lag is None else max(0, int(lag) - removed)
+        return Lag(waiting, int(said[b"pending"]), removed)
 
     def close(self) -> None:
         """Close the connections; a later call opens new ones."""
