@@ -34,7 +34,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.argument("event_view")
 @click.option("--stream", required=True, metavar="KEY", help="The stream to follow.")
 @click.option("--group", default="hotplate", show_default=True, help="The consumer group.")
-@click.option("--consumer", help="This consumer's name in the group.  [default: HOST-PROCESS]")
+@click.option("--consumer", help="This consumer's name in the group.  [default: one of its own]")
 @click.option(
     "--batch",
     type=click.IntRange(1, 10_000),

@@ -23,9 +23,12 @@ from hotplate.embedded import EmbeddedServer
 from hotplate.invalidation.messages import decode
 from hotplate.operations import consume as consume_module
 from hotplate.operations.consume import Consumed, ConsumerSettings
-from hotplate.operations.delivery import FourSteps, OneStep
+from hotplate.operations.delivery import OneStep
+from hotplate.operations.delivery_apart import FourSteps
 from hotplate.operations.stream_entries import Entry, EntryReader
 from hotplate.servers.pool import Pool
+from pipelines.lab.sentinel import SentinelGroup
+from pipelines.lab.servers import out_of_memory
 from pipelines.lab.waiting import wait_until
 
 from .bank import CARD, HOUR, MINUTE, SKEW, Payment, bank, random_payment
@@ -141,7 +144,7 @@ def test_every_entry_is_accounted_for(shop: Following) -> None:
 
 def dead_of(shop: Following) -> list[dict[bytes, bytes]]:
     """The dead letters."""
-    key = shop.consumer()._delivery._letters.key  # type: ignore[attr-defined]
+    key = shop.consumer()._delivery.letters.key  # type: ignore[attr-defined]
     return [fields for _, fields in shop.client.xrange(key)]
 
 
@@ -450,6 +453,48 @@ def test_a_server_that_is_restarted(
     steps.close()  # type: ignore[attr-defined]
     assert "trying again in" in caplog.text
     wait_until(lambda: shop.shop.read(1) == [shop.shop.truth(1)])
+
+
+def test_a_server_without_memory(make: Callable[..., Following], own_server: Any) -> None:
+    """Nothing is appended, nothing acknowledged, until it has some again."""
+    shop = make(own_server)
+    now = shop.shop.now
+    shop.add(Payment(1, now - 1, now, "a", 100))
+    steps = iter(shop.consumer(replace(ONCE, once=False, block_s=0.01)))
+    wait_until(lambda: next(steps).accepted == 1)
+    shop.add(Payment(1, now - 2, now, "b", 100))
+    with out_of_memory(own_server):
+        assert next(steps).trouble is not None
+        assert "OOM" in str(next(steps).trouble) or "memory" in str(next(steps).trouble)
+        assert shop.events_in(1) == 1
+    wait_until(lambda: next(steps).accepted == 2)
+    steps.close()  # type: ignore[attr-defined]
+    assert shop.events_in(1) == 2
+
+
+def test_a_primary_that_fails(tmp_path: Path, own_sentinels: SentinelGroup) -> None:
+    """The consumer follows to the one that takes over, which has entries and logs alike."""
+    online = {"type": "redis", **own_sentinels.settings}
+    made = bank(tmp_path, online, "sentinels")
+    shop = Following(made, client_for(own_sentinels.servers[own_sentinels.primary()]))
+    now = made.now
+    shop.add(*(Payment(1, now - n - 1, now, f"f{n}", 100) for n in range(20)))
+    steps = iter(shop.consumer(replace(ONCE, once=False, block_s=0.01, batch=5)))
+    wait_until(lambda: next(steps).accepted >= 10)
+    shop.client.set("last", "what was written before it")
+    assert shop.client.wait(1, 30_000) == 1
+    shop.client.close()
+    second = own_sentinels.fail_primary()
+    shop.client = client_for(own_sentinels.servers[second])
+    shop.add(*(Payment(1, now - n - 100, now + 1, f"g{n}", 100) for n in range(20)))
+    wait_until(lambda: next(steps).accepted >= 40, within_s=60)
+    wait_until(lambda: next(steps).lag is not None)
+    steps.close()  # type: ignore[attr-defined]
+    assert shop.events_in(1) == 40
+    made.repo.clock.advance(1)
+    wait_until(lambda: made.read(1) == [made.truth(1)])
+    made.repo.cache.runtime.close()
+    shop.client.close()
 
 
 def test_entries_that_were_trimmed(shop: Following, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,21 +21,23 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ConfigError, HotplateError, ServerError
-from hotplate.operations.delivery import DeadLetters, Delivered, Delivery, delivery_of
+from hotplate.operations.consume_settings import Consumed, ConsumerSettings
+from hotplate.operations.delivery import DeadLetters, Delivered, Delivery, OneStep, as_numbers
+from hotplate.operations.delivery_apart import FourSteps
 from hotplate.operations.stream_entries import Entry, EntryReader
-from hotplate.operations.stream_group import GroupMissing, Lag, StreamGroup, is_start, lacking
+from hotplate.operations.stream_group import GroupMissing, Lag, StreamGroup, lacking
 from hotplate.seldom import Seldom
-from hotplate.servers.redis import KINDS, RedisServer
+from hotplate.servers.redis import RedisServer
 from hotplate.servers.topology import is_beside
 from hotplate.serving.runtime import Runtime
 
@@ -48,99 +50,8 @@ _VIEW_S: Final = 10.0
 _RATE_S: Final = 5.0
 _PAUSE_S: Final = 0.1
 _PAUSE_MAX_S: Final = 5.0
-_BATCH_MAX: Final = 10_000
 _SELDOM: Final = ("unreadable", "unknown", "removed", "registry")
 _LOGIN: Final = ("WRONGPASS", "NOAUTH", "invalid username-password", "invalid password")
-
-
-@dataclass(frozen=True)
-class ConsumerSettings:
-    """How a stream is followed.
-
-    Attributes:
-        group: the consumer group; it is made where there is none.
-        consumer: this consumer's name in it; host and process if left out.
-        batch: entries that are read at once; bounds the memory, too.
-        block_s: how long to wait for entries, and so how long a stop may take.
-        claim_after_s: entries that a consumer was handed this long ago and has not finished are
-            taken over; longer than any batch takes.
-        start: where a new group begins: `0` for the first entry there is, `$` for what is added
-            from now on, or an id.
-        once: end when nothing is left, instead of waiting for more.
-        dead: the stream for dead letters; `<stream>:dead` if left out.
-        dead_max: about how many of them are kept.
-        keep_dropped: whether events that are dropped for a reason become dead letters, too.
-        refuse_unknown: whether an entry with a column that the view does not know is unreadable.
-        connection_string: of the server that has the stream, in Feast's form; that of the event
-            logs if left out.
-        redis_type: `redis`, `redis_cluster` or `redis_sentinel`, for `connection_string`.
-        sentinel_master: the name by which sentinels know the primary.
-
-    Raises:
-        ConfigError: one is out of range.
-    """
-
-    group: str = "hotplate"
-    consumer: str | None = None
-    batch: int = 500
-    block_s: float = 1.0
-    claim_after_s: float = 60.0
-    start: str = "0"
-    once: bool = False
-    dead: str | None = None
-    dead_max: int = 100_000
-    keep_dropped: bool = False
-    refuse_unknown: bool = False
-    connection_string: str | None = field(default=None, repr=False)
-    redis_type: str = "redis"
-    sentinel_master: str = "mymaster"
-
-    def __post_init__(self) -> None:
-        _require(1 <= self.batch <= _BATCH_MAX, f"batch must be from 1 to {_BATCH_MAX:,}")
-        _require(self.block_s > 0, "block_s must be more than 0 seconds")
-        _require(self.claim_after_s > 0, "claim_after_s must be more than 0 seconds")
-        _require(self.dead_max >= 1, "dead_max must be at least 1")
-        _require(bool(self.group) and self.consumer != "", "group and consumer need a name")
-        _require(is_start(self.start), "start must be 0, $ or the id of an entry")
-        _require(self.redis_type in KINDS, f"redis_type must be one of {', '.join(KINDS)}")
-
-
-def _require(is_so: bool, problem: str) -> None:
-    if not is_so:
-        raise ConfigError(f"stream consumer: {problem}")
-
-
-@dataclass(frozen=True)
-class Consumed:
-    """What a consumer has done since it began.
-
-    Attributes:
-        read: entries that it was handed.
-        accepted: events that were appended.
-        dropped: reason -> events that do not count; see `hotplate.windows.events.REASONS`.
-        unreadable: entries that are no events.
-        letters: dead letters that were added.
-        gone: entries that were taken out of the stream after they had been handed out, unfinished.
-        elsewhere: entries that had been finished before, or were by another consumer.
-        claimed: entries, among those read, that were taken over.
-        unknown: column that the view does not know -> entries that had it.
-        rate_s: entries a second, of late.
-        lag: how far the group is behind; None where it cannot be seen.
-        trouble: why it waits; None where it does not.
-    """
-
-    read: int = 0
-    accepted: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    unreadable: int = 0
-    letters: int = 0
-    gone: int = 0
-    elsewhere: int = 0
-    claimed: int = 0
-    unknown: Mapping[str, int] = field(default_factory=dict)
-    rate_s: float = 0.0
-    lag: Lag | None = None
-    trouble: str | None = None
 
 
 class Consumer:
@@ -180,11 +91,11 @@ class Consumer:
                 settings.connection_string, settings.redis_type, settings.sentinel_master
             )
         timeout_s = settings.block_s + (1.0 if place is None else place.timeout_s)
-        name = settings.consumer or f"{socket.gethostname()}-{os.getpid()}"
+        name = settings.consumer or _own_name()
         self._group = StreamGroup(server, stream, settings.group, name, timeout_s)
         dead = _dead(settings, stream, server)
         letters = DeadLetters(dead, settings.dead_max, has_dropped=settings.keep_dropped)
-        self._delivery: Delivery = delivery_of(runtime, self._group, letters)
+        self._delivery = _delivery_of(runtime, self._group, letters)
         self._view: Any = None
         self._viewed_s = float("-inf")
         self._seldom = {name: Seldom() for name in _SELDOM}
@@ -300,7 +211,8 @@ class Consumer:
         readout = self._reader.read(entries)
         done = self._delivery.deliver(self._log, entries, readout)
         self._totals.add(done)
-        self._last_done = entries[-1].id
+        newest = max((entry.id for entry in entries), key=as_numbers)
+        self._last_done = max(newest, self._last_done or _FIRST, key=as_numbers)
         self._note_gone(done.gone)
         if readout.unknown:
             self._unknown.update(readout.unknown)
@@ -372,7 +284,8 @@ class Consumer:
         try:
             if self._last_done is not None:
                 newest = self._group.newest()
-                start = self._last_done if _is_after(newest, self._last_done) else b"0"
+                is_same = as_numbers(newest) >= as_numbers(self._last_done)
+                start = self._last_done if is_same else b"0"
             self._group.create(start)
         except CommandRefused:
             raise
@@ -442,5 +355,23 @@ def _dead(settings: ConsumerSettings, stream: str, server: RedisServer) -> bytes
     return name.encode()
 
 
-def _is_after(newest: bytes, done: bytes) -> bool:
-    return [int(part) for part in newest.split(b"-")] >= [int(part) for part in done.split(b"-")]
+def _own_name() -> str:
+    """A name that nobody else has: containers may share a host's name and their process ids."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def _delivery_of(runtime: Runtime, group: StreamGroup, letters: DeadLetters) -> Delivery:
+    """The way of delivery that the deployment allows.
+
+    Raises:
+        ConfigError: the event logs are in this process alone.
+    """
+    place = runtime.event_logs.place
+    if place is None:
+        raise ConfigError(
+            "online_store.windows.in_process: the event logs are in this process alone and end "
+            "with it, so nothing that is acknowledged would be safe. Name a Redis or Valkey server."
+        )
+    meeting, _ = runtime.meeting_place()
+    is_one = place.server == group.server == meeting and group.server.kind != "redis_cluster"
+    return (OneStep if is_one else FourSteps)(runtime, place, group, letters)

@@ -23,37 +23,43 @@ are acknowledged, and the ids are taken out of the hash again. Whoever is handed
 time finds its id, appends nothing, and acknowledges. The hash lives as long as the log would: when
 both have expired, the event is in no window any more.
 
-What is left: a consumer that is frozen after it has asked which entries are its own, for longer
-than `claim_after_s`, until after another one has finished the same entries, and that then goes on,
-appends them a second time. Where they have been folded meanwhile, they count twice. On one server
-that cannot happen.
+What is left there: a failover that loses what had been appended, as it may lose what was pushed,
+when the stream's server knows it as done already. And a consumer that is frozen after it has asked
+which entries are its own, for longer than `claim_after_s`, until after another one has finished the
+same entries, and that then goes on: it appends them a second time, and where the first copy has
+been folded meanwhile, they count twice. So may two consumers of one name that take up the same
+entries. On one server none of that can happen.
 """
 
 from __future__ import annotations
 
-import hashlib
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from hotplate.errors import CommandRefused, ConfigError
 from hotplate.keys import EntityShape
 from hotplate.operations.stream_entries import Entry, Readout
-from hotplate.operations.stream_group import StreamGroup, checked
+from hotplate.operations.stream_group import StreamGroup
 from hotplate.servers.pool import Command, Pool
 from hotplate.servers.topology import beside
+from hotplate.serving.coherence import Announcement
 from hotplate.serving.runtime import Runtime
 from hotplate.serving.windows import Log
 from hotplate.windows.redis_state import LogServer, RedisState
 
-__all__ = ["DeadLetters", "Delivered", "Delivery", "delivery_of"]
+__all__ = [
+    "DeadLetters",
+    "Delivered",
+    "Delivery",
+    "OneStep",
+    "Parcel",
+    "Way",
+    "as_numbers",
+    "log_trials",
+]
 
-_STEP: Final = 50  # about 0.3 ms of the server's time, during which nobody else is answered
-_STEP_APART: Final = 500
+_STEP: Final = 50  # about 0.5 ms of the server's time, during which nobody else is answered
 _FIELDS_MAX: Final = 1_000  # what a script may hand on at once is bounded
-_ANNOUNCED_S: Final = 5.0
-_POLL_S: Final = 0.01
 
 # KEYS: the stream, its dead letters, logs. ARGV: group, consumer, how long a log lives, how many
 # dead letters are kept, how many messages, entries and dead letters follow; then topic and message;
@@ -106,31 +112,6 @@ for i = 1, count do
 end
 if #done > 0 then redis.call('XACK', stream, group, unpack(done)) end
 return {lengths, taken}
-"""
-
-# KEYS: a log, and the hash beside it. ARGV: how long both live, whether the log's life is
-# extended, how many; then ids; then records.
-_APPLY: Final = """#!lua
-local count = tonumber(ARGV[3])
-local known = redis.call('HMGET', KEYS[2], unpack(ARGV, 4, 3 + count))
-local records, marks, taken = {}, {}, {}
-for i = 1, count do
-  taken[i] = 0
-  if not known[i] then
-    taken[i] = 1
-    records[#records + 1] = ARGV[3 + count + i]
-    marks[#marks + 1] = ARGV[3 + i]
-    marks[#marks + 1] = ''
-  end
-end
-local length = 0
-if #records > 0 then
-  length = redis.call('APPEND', KEYS[1], table.concat(records))
-  redis.call('HSET', KEYS[2], unpack(marks))
-  if ARGV[2] == '1' then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
-end
-redis.call('PEXPIRE', KEYS[2], ARGV[1])
-return {length, taken}
 """
 
 
@@ -204,25 +185,8 @@ class Delivery(Protocol):
         """Close connections; a later call opens new ones."""
 
 
-def delivery_of(runtime: Runtime, group: StreamGroup, letters: DeadLetters) -> Delivery:
-    """The way of delivery that the deployment allows.
-
-    Raises:
-        ConfigError: the event logs are in this process alone.
-    """
-    place = runtime.event_logs.place
-    if place is None:
-        raise ConfigError(
-            "online_store.windows.in_process: the event logs are in this process alone and end "
-            "with it, so nothing that is acknowledged would be safe. Name a Redis or Valkey server."
-        )
-    meeting, _ = runtime.meeting_place()
-    is_one = place.server == group.server == meeting and group.server.kind != "redis_cluster"
-    return (OneStep if is_one else FourSteps)(runtime, place, group, letters)
-
-
 @dataclass(frozen=True)
-class _Parcel:
+class Parcel:
     """Records for one log.
 
     Attributes:
@@ -241,7 +205,40 @@ class _Parcel:
         return self.key, b"".join(taken)
 
 
-class _Way:
+@dataclass(frozen=True)
+class Appends:
+    """What is done in one step with acknowledging.
+
+    Attributes:
+        parcels: what is appended.
+        messages: what is published.
+        due: logs whose life is extended.
+        life_ms: how long they then live.
+    """
+
+    parcels: Sequence[Parcel] = ()
+    messages: Sequence[Announcement] = ()
+    due: Container[bytes] = ()
+    life_ms: int = 0
+
+
+NOTHING: Final = Appends()
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the step did.
+
+    Attributes:
+        lengths: how long each log is since; 0 where nothing was appended.
+        is_taken: for each entry whether it was this consumer's, and is acknowledged.
+    """
+
+    lengths: Sequence[int]
+    is_taken: Mapping[int, bool]
+
+
+class Way:
     """What both ways have in common."""
 
     step = _STEP
@@ -249,75 +246,91 @@ class _Way:
     def __init__(
         self, runtime: Runtime, place: LogServer, group: StreamGroup, letters: DeadLetters
     ) -> None:
-        self._runtime = runtime
-        self._place = place
-        self._group = group
-        self._letters = letters
+        self.runtime = runtime
+        self.place = place
+        self.group = group
+        self.letters = letters
         self._newest_ms = 0
 
     def close(self) -> None:
         """See `Delivery.close`."""
-        self._group.close()
+        self.group.close()
 
-    def _parcels(self, log: Log, readout: Readout) -> list[_Parcel]:
+    def parcels(self, log: Log, readout: Readout) -> list[Parcel]:
+        """What goes into which log."""
         batch = readout.batch
         words = log.records.pack(batch.events)
-        parcels = [_Parcel(log.key(*entity), [], []) for entity in batch.entities]
+        parcels = [Parcel(log.key(*entity), [], []) for entity in batch.entities]
         for at, owner in enumerate(batch.owners.tolist()):
             parcels[owner].places.append(readout.rows[at])
             parcels[owner].records.append(words[at].tobytes())
         return parcels
 
-    def _state(self, log: Log) -> RedisState:
-        state = self._runtime.event_logs.state(log)
+    def state(self, log: Log) -> RedisState:
+        """Where a log is kept."""
+        state = self.runtime.event_logs.state(log)
         assert isinstance(state, RedisState)
         return state
 
-    def _note(self, log: Log, grown: Iterable[tuple[bytes, bytes]], lengths: Sequence[int]) -> None:
+    def note(self, log: Log, grown: Iterable[tuple[bytes, bytes]], lengths: Sequence[int]) -> None:
         """Fold what has grown, as of where the stream has been read to.
 
         What is behind is behind the clock, too: a duplicate that was added to the stream in time
         must still find its first copy as a record.
         """
         entries = list(grown)
-        self._runtime.event_logs.note_lengths(log, entries, lengths, self._newest_ms)
+        self.runtime.event_logs.note_lengths(log, entries, lengths, self._newest_ms)
 
-    def _note_time(self, entries: Sequence[Entry]) -> None:
+    def note_time(self, entries: Sequence[Entry]) -> None:
+        """The stream has been read to here."""
         newest_ms = max((entry.added_ms for entry in entries), default=0)
         self._newest_ms = max(self._newest_ms, newest_ms)
 
-    def _settle(
+    def settle(
         self,
-        parcels: Sequence[_Parcel],
         entries: Sequence[Entry],
         readout: Readout,
-        messages: Sequence[tuple[bytes, bytes]],
-        is_due: Sequence[bool],
-        life_ms: int,
-    ) -> tuple[list[int], dict[int, bool]]:
-        """Run the script; the lengths of the logs, and which entries were this consumer's."""
+        places: Sequence[int],
+        appends: Appends = NOTHING,
+    ) -> Settled:
+        """Run the script.
+
+        Args:
+            entries: all of them.
+            readout: what they are.
+            places: those that are to be acknowledged, if they are this consumer's.
+            appends: what to do in the same step.
+        """
+        parcels, messages = appends.parcels, appends.messages
         order = [place for parcel in parcels for place in parcel.places]
         known = set(order)
-        order += [place for place in range(len(entries)) if place not in known]
+        order += [place for place in places if place not in known]
+        if not order:
+            return Settled([], dict.fromkeys(range(len(entries)), False))
         ids = [entries[place].id for place in order]
-        letters = self._written(entries, readout)
-        span = sorted(ids, key=_as_numbers)
-        argv: list[Any] = [self._group.group, self._group.consumer, life_ms, self._letters.most]
+        letters = self._written(entries, readout, set(order))
+        span = sorted(ids, key=as_numbers)
+        argv: list[Any] = [self.group.group, self.group.consumer]
+        argv += [appends.life_ms, self.letters.most]
         argv += [len(messages), len(ids), len(letters)]
         argv += [part for message in messages for part in message]
         argv += [*ids, span[0], span[-1]]
-        for parcel, due in zip(parcels, is_due, strict=True):
-            argv += [len(parcel.records), int(due), *parcel.records]
+        for parcel in parcels:
+            argv += [len(parcel.records), int(parcel.key in appends.due), *parcel.records]
         for place, fields in letters.items():
             argv += [entries[place].id, len(fields), *fields]
-        keys = [self._group.key, self._letters.key, *(parcel.key for parcel in parcels)]
-        lengths, taken = self._group.ask("EVAL", _DELIVER, len(keys), *keys, *argv)
-        return lengths, {place: bool(one) for place, one in zip(order, taken, strict=True)}
+        keys = [self.group.key, self.letters.key, *(parcel.key for parcel in parcels)]
+        lengths, taken = self.group.ask("EVAL", _DELIVER, len(keys), *keys, *argv)
+        is_taken = dict.fromkeys(range(len(entries)), False)
+        is_taken |= {place: bool(one) for place, one in zip(order, taken, strict=True)}
+        return Settled(lengths, is_taken)
 
-    def _written(self, entries: Sequence[Entry], readout: Readout) -> dict[int, list[bytes]]:
+    def _written(
+        self, entries: Sequence[Entry], readout: Readout, places: Container[int]
+    ) -> dict[int, list[bytes]]:
         """Entry -> the fields of its dead letter: its own, and what is wrong with it."""
         reasons = {place: f"unreadable: {why}" for place, why in readout.unreadable.items()}
-        if self._letters.has_dropped:
+        if self.letters.has_dropped:
             reasons |= readout.dropped
         return {
             place: [
@@ -328,9 +341,10 @@ class _Way:
                 reason.encode("utf-8", "backslashreplace"),
             ]
             for place, reason in reasons.items()
+            if place in places
         }
 
-    def _counted(self, log: Log, readout: Readout, is_taken: dict[int, bool]) -> Delivered:
+    def counted(self, log: Log, readout: Readout, is_taken: Mapping[int, bool]) -> Delivered:
         """Count what this consumer has done, and nothing that another one has."""
         found = Delivered(elsewhere=sum(not taken for taken in is_taken.values()))
         for place, reason in readout.dropped.items():
@@ -338,175 +352,71 @@ class _Way:
                 found.dropped[reason] = found.dropped.get(reason, 0) + 1
         found.unreadable = sum(is_taken[place] for place in readout.unreadable)
         found.letters = found.unreadable
-        if self._letters.has_dropped:
+        if self.letters.has_dropped:
             found.letters += sum(found.dropped.values())
         found.gone = sum(is_taken[place] for place in readout.gone)
-        found.accepted = sum(is_taken[place] for place in readout.rows)
-        self._runtime.event_logs.count(log, readout.batch, self._newest_ms)
+        taken = [at for at, place in enumerate(readout.rows) if is_taken[place]]
+        found.accepted = len(taken)
+        events = readout.batch.events.take(taken)
+        done = replace(readout.batch, events=events, dropped=found.dropped)
+        self.runtime.event_logs.count(log, done, self._newest_ms)
         return found
 
-    def _stream_trials(self) -> list[Command]:
-        key, group = self._group.key, self._group.group
+    def stream_trials(self) -> list[Command]:
+        """Commands about the stream for `trials`."""
+        key, group = self.group.key, self.group.group
         return [
-            (key, ("XPENDING", key, group, "-", "+", 1, self._group.consumer)),
+            (key, ("XPENDING", key, group, "-", "+", 1, self.group.consumer)),
             (key, ("XACK", key, group, "0-0")),
-            (key, ("EVAL", "return 1", 2, key, self._letters.key)),
+            (key, ("EVAL", "return 1", 2, key, self.letters.key)),
             # no entry can have this id: the server says so after it has looked at the rights
-            (key, ("XADD", self._letters.key, "0-0", "hotplate:reason", "trial")),
+            (key, ("XADD", self.letters.key, "0-0", "hotplate:reason", "trial")),
         ]
 
 
-def _as_numbers(entry_id: bytes) -> tuple[int, int]:
+def as_numbers(entry_id: bytes) -> tuple[int, int]:
+    """An entry's id, to be compared."""
     ms, _, number = entry_id.partition(b"-")
     return int(ms), int(number)
 
 
-class OneStep(_Way):
+class OneStep(Way):
     """Everything on one server."""
 
     def deliver(self, log: Log, entries: Sequence[Entry], readout: Readout) -> Delivered:
         """See `Delivery.deliver`."""
-        self._note_time(entries)
-        parcels = self._parcels(log, readout)
-        state, keys = self._state(log), [parcel.key for parcel in parcels]
+        self.note_time(entries)
+        parcels = self.parcels(log, readout)
+        state, keys = self.state(log), [parcel.key for parcel in parcels]
         due = set(state.due(keys))
         touched = readout.batch.entities
-        messages = self._runtime.announcements(log, touched) if touched else []
+        messages = self.runtime.announcements(log, touched) if touched else []
+        appends = Appends(parcels, messages, due, state.life_ms)
         try:
-            lengths, is_taken = self._settle(
-                parcels, entries, readout, messages, [key in due for key in keys], state.life_ms
-            )
-        finally:
-            self._runtime.forget_computed(log, touched, is_announced=True)
+            settled = self.settle(entries, readout, range(len(entries)), appends)
+        finally:  # also after an error: it may have been carried out
+            self.runtime.forget_computed(log, touched, is_announced=True)
+        lengths, is_taken = settled.lengths, settled.is_taken
         state.note_extended(
             key for key, length in zip(keys, lengths, strict=True) if length and key in due
         )
         grown = [
             parcel.appended([is_taken[place] for place in parcel.places]) for parcel in parcels
         ]
-        self._note(log, grown, lengths)
-        return self._counted(log, readout, is_taken)
+        self.note(log, grown, lengths)
+        return self.counted(log, readout, is_taken)
 
     def trials(self, log: Log) -> list[tuple[Pool, Command]]:
         """See `Delivery.trials`."""
-        commands = [*self._stream_trials(), *_log_trials(log)]
+        commands = [*self.stream_trials(), *log_trials(log)]
         nobody = [(EntityShape((), ()), ())]
-        said = self._runtime.announcements(log, nobody)[:1]
+        said = self.runtime.announcements(log, nobody)[:1]
         commands += [(one.topic, ("PUBLISH", one.topic, one.message)) for one in said]
-        return [(self._group.pool, command) for command in commands]
+        return [(self.group.pool, command) for command in commands]
 
 
-class FourSteps(_Way):
-    """Logs on a cluster, or elsewhere than the stream or the place where processes meet."""
-
-    step = _STEP_APART
-
-    def __init__(
-        self, runtime: Runtime, place: LogServer, group: StreamGroup, letters: DeadLetters
-    ) -> None:
-        super().__init__(runtime, place, group, letters)
-        said = b"%d:%b%b" % (len(group.key), group.key, group.group)
-        self._mark = (
-            b"hotplate:applied:" + hashlib.blake2b(said, digest_size=6).hexdigest().encode()
-        )
-
-    def deliver(self, log: Log, entries: Sequence[Entry], readout: Readout) -> Delivered:
-        """See `Delivery.deliver`."""
-        self._note_time(entries)
-        ours = self._ours(entries)
-        parcels = [
-            _only(parcel, entries, ours)
-            for parcel in self._parcels(log, readout)
-            if any(entries[place].id in ours for place in parcel.places)
-        ]
-        touched = readout.batch.entities
-        try:
-            accepted = self._apply(log, parcels, entries)
-        finally:  # also after an error: part of it may have been written
-            self._runtime.forget_computed(log, touched)
-        self._await_announced()
-        _, is_taken = self._settle([], entries, readout, [], [], 0)
-        self._forget_marks(parcels, entries, is_taken)
-        found = self._counted(log, readout, is_taken)
-        found.elsewhere += max(0, found.accepted - accepted)  # in their logs since the last time
-        found.accepted = accepted
-        return found
-
-    def _ours(self, entries: Sequence[Entry]) -> set[bytes]:
-        """Which entries this consumer still has: others may have been taken over meanwhile."""
-        span = sorted((entry.id for entry in entries), key=_as_numbers)
-        group = self._group
-        command = ("XPENDING", group.key, group.group, span[0], span[-1], 100_000, group.consumer)
-        return {bytes(one[0]) for one in group.ask(*command)}
-
-    def _apply(self, log: Log, parcels: Sequence[_Parcel], entries: Sequence[Entry]) -> int:
-        """Append what is not in the logs yet; how many events that were."""
-        state = self._state(log)
-        due = set(state.due([parcel.key for parcel in parcels]))
-        commands: list[Command] = []
-        for parcel in parcels:
-            ids = [entries[place].id for place in parcel.places]
-            keys = (parcel.key, beside(parcel.key, self._mark))
-            head = (state.life_ms, int(parcel.key in due), len(ids))
-            commands.append((parcel.key, ("EVAL", _APPLY, 2, *keys, *head, *ids, *parcel.records)))
-        replies = self._ask_logs(commands)
-        state.note_extended(
-            parcel.key
-            for parcel, (length, _) in zip(parcels, replies, strict=True)
-            if length and parcel.key in due
-        )
-        pairs = list(zip(parcels, replies, strict=True))
-        grown = [parcel.appended(taken) for parcel, (_, taken) in pairs]
-        self._note(log, grown, [length for _, (length, _) in pairs])
-        return sum(sum(taken) for _, (_, taken) in pairs)
-
-    def _ask_logs(self, commands: Sequence[Command]) -> list[Any]:
-        try:
-            return self._place.ask(commands)
-        except CommandRefused as refusal:
-            return [checked(refusal, self._group.stream)]
-
-    def _await_announced(self) -> None:
-        """Wait until other processes have been told, but not for a server that is not there.
-
-        Who does not hear it from that server serves nothing from memory, and forgets all when it
-        hears again.
-        """
-        coherence = self._runtime.coherence
-        until_s = time.monotonic() + _ANNOUNCED_S
-        while coherence.unsent and time.monotonic() < until_s:
-            time.sleep(_POLL_S)
-
-    def _forget_marks(
-        self, parcels: Sequence[_Parcel], entries: Sequence[Entry], is_taken: dict[int, bool]
-    ) -> None:
-        commands: list[Command] = []
-        for parcel in parcels:
-            ids = [entries[place].id for place in parcel.places if is_taken[place]]
-            if ids:
-                marks = beside(parcel.key, self._mark)
-                commands.append((parcel.key, ("HDEL", marks, *ids)))
-        self._ask_logs(commands)
-
-    def trials(self, log: Log) -> list[tuple[Pool, Command]]:
-        """See `Delivery.trials`."""
-        pool = self._place.pool
-        return [
-            *((self._group.pool, command) for command in self._stream_trials()),
-            *((pool, command) for command in _log_trials(log, self._mark)),
-        ]
-
-
-def _only(parcel: _Parcel, entries: Sequence[Entry], ours: set[bytes]) -> _Parcel:
-    pairs = [
-        (place, record)
-        for place, record in zip(parcel.places, parcel.records, strict=True)
-        if entries[place].id in ours
-    ]
-    return _Parcel(parcel.key, [place for place, _ in pairs], [record for _, record in pairs])
-
-
-def _log_trials(log: Log, mark: bytes | None = None) -> list[Command]:
+def log_trials(log: Log, mark: bytes | None = None) -> list[Command]:
+    """Commands about logs, and about marks beside them, for `trials`."""
     key = log.name.encode() + b"trial"
     commands: list[tuple[Any, ...]] = [
         ("EVAL", "return 1", 1, key),

@@ -29,7 +29,7 @@ from hotplate.errors import ConfigError
 from hotplate.serving.events import Batch, Entity
 from hotplate.serving.runtime import declared_shape
 from hotplate.training.reading import EventSource
-from hotplate.windows.events import REASONS, Accepted, Events, accept
+from hotplate.windows.events import REASONS, Accepted, accept
 
 __all__ = ["JSON_FIELD", "Entry", "EntryReader", "Readout", "Unreadable"]
 
@@ -169,7 +169,7 @@ class EntryReader:
         batch = Batch(
             list(entities),
             np.array(owners, np.int64),
-            _only(accepted.events, kept),
+            accepted.events.take(kept),
             Counter(dropped.values()),
         )
         event_rows = [readable[row] for row in accepted.rows[kept].tolist()]
@@ -223,13 +223,6 @@ class EntryReader:
             np.array(moments(self._arrival), np.int64),
             values,
         )
-
-
-def _only(events: Events, kept: Sequence[int]) -> Events:
-    if len(kept) == len(events):
-        return events
-    at = np.array(kept, np.int64)
-    return Events(events.ts[at], events.ids[at], events.arrivals[at], events.values[at])
 
 
 def _array(values: list[Any], kind: ValueType) -> npt.NDArray[Any]:

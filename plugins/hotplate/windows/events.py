@@ -7,7 +7,7 @@ reason, the first that applies in the order of `REASONS`; it never fails its bat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -56,6 +56,11 @@ class Events:
 
     def __len__(self) -> int:
         return len(self.ts)
+
+    def take(self, places: Sequence[int]) -> Events:
+        """Some of them, in the order of `places`."""
+        at = np.array(places, np.int64)
+        return Events(self.ts[at], self.ids[at], self.arrivals[at], self.values[at])
 
 
 @dataclass(frozen=True)
