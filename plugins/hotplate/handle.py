@@ -20,6 +20,7 @@ from hotplate.operations.findings import Finding
 from hotplate.operations.ingest import Ingested, Ingestion, tables_of
 from hotplate.operations.invalidate import Invalidation
 from hotplate.operations.purge import Limits, Progress, Purge
+from hotplate.operations.seed import Seed, Seeded
 from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.entities import Target, as_columns
 from hotplate.serving.policies import feature_views_of, group_of, resolve_all
@@ -310,10 +311,7 @@ class Hotplate:
             TrainingError: a column is missing, or cannot be what the view declares.
             ServerError: the server does not answer; events before are in.
         """
-        target = next((one for one in self._targets(event_view) if one.view == event_view), None)
-        if target is None or event_log_of(target.table) is None:
-            raise KeyError(f"{event_view!r} is no event view")
-        ingestion = Ingestion(self.runtime, target.table)
+        ingestion = Ingestion(self.runtime, self._event_view(event_view))
         total = Ingested()
         for table in tables_of(events):
             stamped = ingestion.stamp(table)
@@ -321,6 +319,30 @@ class Hotplate:
             if to_offline:
                 self._store.write_to_offline_store(event_view, stamped.to_pandas())
         return total
+
+    def seed(self, event_view: str, events: Path | None = None) -> Iterator[Seeded]:
+        """Fill the logs of an event view from history, beside whatever goes on; see `Seed`.
+
+        Args:
+            event_view: the second result of `windowed_view(...)`, by name.
+            events: a Parquet file or folder of all events, by the column names of the batch source;
+                the batch source itself if left out.
+
+        Yields:
+            How far it is; the last one says that all is done. What is left off keeps what is done.
+
+        Raises:
+            KeyError: there is no such event view.
+            TrainingError: a column is missing, or cannot be what the view declares.
+            ServerError: the server does not answer.
+        """
+        return Seed(self._store, self.runtime, self._event_view(event_view)).run(events)
+
+    def _event_view(self, name: str) -> Any:
+        target = next((one for one in self._targets(name) if one.view == name), None)
+        if target is None or event_log_of(target.table) is None:
+            raise KeyError(f"{name!r} is no event view")
+        return target.table
 
     def write(self, feature_view_name: str, frame: pd.DataFrame) -> None:
         """`store.write_to_online_store` that loses no rows of an Arrow-backed frame.

@@ -57,6 +57,7 @@ __all__ = [
     "WindowedView",
     "WindowedViews",
     "event_log_of",
+    "read_event_log",
     "windowed_of",
     "windowed_view",
 ]
@@ -248,11 +249,18 @@ def event_log_of(table: Any) -> EventLog | None:
         WindowSpecError: the tag cannot be read.
     """
     written = (getattr(table, "tags", None) or {}).get(EVENTS_TAG)
-    if written is None:
-        return None
-    said = _load(table.name, EVENTS_TAG, written, ("spec", "windows", "readers"))
+    return None if written is None else read_event_log(table.name, written)
+
+
+def read_event_log(view: str, written: str) -> EventLog:
+    """What the tag of an event view says.
+
+    Raises:
+        WindowSpecError: the tag cannot be read.
+    """
+    said = _load(view, EVENTS_TAG, written, ("spec", "windows", "readers"))
     windows = tuple(Window(*numbers) for numbers in said["windows"])
-    return EventLog(table.name, EventSpec.from_json(said["spec"]), windows, said["readers"])
+    return EventLog(view, EventSpec.from_json(said["spec"]), windows, said["readers"])
 
 
 # -- the parts of a declaration -------------------------------------------------------------------

@@ -318,14 +318,22 @@ class Runtime:
 
     def append_batch(self, log: Log, batch: Batch) -> None:
         """The same for a batch of events."""
-        touched = batch.entities
         try:
             self.event_logs.append(log, batch)
         finally:  # also after an error: part of the batch may have been written
-            for name, cache in log.said.readers.items():
-                self.domain.invalidate_entities(self.project, name, touched)
-                if cache == "exact" and not self.event_logs.is_in_process:
-                    self.coherence.announce(name, touched)
+            self.forget_windows(log, batch.entities)
+
+    def forget_windows(
+        self, log: Log, shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]] | None = None
+    ) -> None:
+        """Forget what is computed from a log, of some entities or of all, here and elsewhere."""
+        for name, cache in log.said.readers.items():
+            if shaped is None:
+                self.domain.invalidate_views(self.domain.views_named(self.project, name))
+            else:
+                self.domain.invalidate_entities(self.project, name, shaped)
+            if cache == "exact" and not self.event_logs.is_in_process:
+                self.coherence.announce(name, shaped)
 
     def forget_entities(
         self, table: Any, shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]], *, is_heard: bool

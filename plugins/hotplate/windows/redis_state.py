@@ -58,6 +58,8 @@ class LogServer:
     def __init__(self, server: RedisServer, timeout_s: float) -> None:
         self._pool = Pool(server, timeout_s)
         self._is_checked = False
+        self.term = 0
+        """Goes up whenever it was connected to anew: it may then have lost what it was given."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Logs, in the order of the keys, in one round trip."""
@@ -72,6 +74,7 @@ class LogServer:
         try:
             replies = self._pool.ask(commands)
         except ServerError:
+            self.term += 1
             self._pool.renew()
             replies = self._pool.ask(commands)
         for reply in replies:
