@@ -111,5 +111,5 @@ def write(store: FeatureStore, view: int, rows: list[Any]) -> None:
 def await_channel(store: FeatureStore) -> None:
     """Read until the event channel is whole."""
     while not (channel := hotplate.of(store).stats().channel) or not channel.is_whole:
-        store.get_onlinefeatures_of(features_of(1), [{"user_id": 0}])
+        store.get_online_features(features_of(1), [{"user_id": 0}])
         time.sleep(0.01)

@@ -2,7 +2,7 @@
 
 One process writes through Feast, another one reads the same row through its cache and does nothing
 else, so that the thread that listens there gets the interpreter only where it is let. What counts
-is the end of the last read that served the earlier value, from the moment at which the wrapped
+is when the last read began that served the earlier value, from the moment at which the wrapped
 store has the later one; how long the wrapped store takes for its write is its own affair.
 
 The bare mechanism is measured in alternating rounds: a client that writes one key or publishes one
@@ -48,11 +48,12 @@ while read().freshness()["v0"][0].tier is not hotplate.Tier.MEMORY:
 print("ready", flush=True)
 served, served_ns, changes, last = read().to_dict()["v0_f0"][0], 0, [], float(sys.argv[2])
 while served != last:
+    began_ns = time.perf_counter_ns()
     value = read().to_dict()["v0_f0"][0]
     if value != served:
         changes.append((int(value), served_ns))
         served = value
-    served_ns = time.perf_counter_ns()
+    served_ns = began_ns
 print(json.dumps(changes), flush=True)
 """
 _LISTENER = """

@@ -85,6 +85,7 @@ with giving_way():  # as the command does
             first = step.removed if first is None else first
         spans.append((began, time.perf_counter_ns(), step.removed - first))
 print(json.dumps(spans), flush=True)
+steps.close()
 """
 
 

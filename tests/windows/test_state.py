@@ -1,20 +1,26 @@
-"""Logs in memory: nothing is lost under writers and compactors, and what is damaged is seen."""
+"""Logs in memory and on servers: nothing is lost, and what is damaged is seen."""
 
 from __future__ import annotations
 
 import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import redis as redis_client
 
 from hotplate.clock import FakeClock
-from hotplate.windows.compaction import Compactor
+from hotplate.servers.redis import RedisServer
+from hotplate.windows.compaction import Compactor, Fold
 from hotplate.windows.errors import ClockBehindError, WindowStateError
 from hotplate.windows.kernel import Reader
 from hotplate.windows.log import MAGIC, LogFormat
 from hotplate.windows.plan import LogPlan
+from hotplate.windows.redis_state import LogServer, RedisState
 from hotplate.windows.spec import Aggregate, Column, EventSpec, Window, WindowSpec
-from hotplate.windows.state import LocalState
+from hotplate.windows.state import LocalState, State
 
 from .oracle import Event
 from .streams import make_spec, records
@@ -35,10 +41,38 @@ def compacted() -> bytes:
     return fold.blob + b"".join(records(PLAN, events(5, 11_400)))
 
 
-def test_writers_and_compactors_lose_nothing() -> None:
+@pytest.fixture(params=["in process", "redis", "valkey", "redis_cluster"])
+def make_state(request: pytest.FixtureRequest) -> Iterator[Callable[[int], State]]:
+    """Makes states, by how many ms a log lives after its last event."""
+    if request.param == "in process":
+        yield lambda ttl_ms: LocalState(ttl_ms, FakeClock())
+        return
+    server = request.getfixturevalue(request.param)
+    if request.param == "redis_cluster":
+        place = RedisServer(server.settings["connection_string"], "redis_cluster")
+    else:
+        place = RedisServer(server.connection_string)
+    logs = LogServer(place, 5.0)
+    yield lambda ttl_ms: RedisState(logs, ttl_ms)
+    logs.close()
+
+
+@pytest.fixture
+def keys() -> list[bytes]:
+    """Keys that no other test uses."""
+    return [uuid.uuid4().hex.encode() for _ in range(3)]
+
+
+@pytest.fixture
+def state(make_state: Callable[[int], State]) -> State:
+    """A state whose logs outlive the test."""
+    return make_state(60_000)
+
+
+def test_writers_and_compactors_lose_nothing(state: State, keys: list[bytes]) -> None:
     """Four writers and two compactors with other clocks on three keys: every event is counted."""
-    state, compactor = LocalState(PLAN.ttl_ms, FakeClock()), Compactor(PLAN)
-    per_writer, keys = 400, [b"a", b"b", b"c"]
+    compactor = Compactor(PLAN)
+    per_writer = 400
     start, done, swaps = threading.Barrier(6), threading.Event(), []
     failures: list[BaseException] = []
 
@@ -74,6 +108,57 @@ def test_writers_and_compactors_lose_nothing() -> None:
     found = Reader(SPEC, PLAN).read(state.get_many(keys), 12_000).values
     total = found[:, [one.name for one in SPEC.aggregates].index("events_1")].sum()
     assert total == 4 * per_writer
+
+
+def test_logs_are_appended_to_and_read(state: State, keys: list[bytes]) -> None:
+    """One by one or many at once; a log that is not there is None."""
+    assert state.get_many(keys) == [None, None, None]
+    state.append(keys[0], b"one")
+    assert state.append_many([(keys[0], b"two"), (keys[1], b"three"), (keys[0], b"!")]) == [6, 5, 7]
+    assert state.get_many([keys[1], keys[2], keys[0]]) == [b"three", None, b"onetwo!"]
+    assert state.get(keys[0]) == b"onetwo!"
+    assert state.get_many([]) == []
+
+
+def test_a_swap_keeps_what_was_appended_meanwhile(state: State, keys: list[bytes]) -> None:
+    """And is refused where another one came first, or the log is gone."""
+    key = keys[0]
+    assert not state.swap(key, Fold(b"", 0, b"new"))
+    state.append(key, b"old-old-")
+    first = Fold(b"old-old-", 8, b"FOLDED")
+    state.append(key, b"late")
+    assert state.swap(key, first)
+    assert state.get(key) == b"FOLDEDlate"
+    assert not state.swap(key, first), "what it was made from is not there any more"
+    assert not state.swap(key, Fold(b"FOLDED", 11, b"x")), "it is shorter than what was read"
+    assert state.get(key) == b"FOLDEDlate"
+
+
+@pytest.mark.parametrize("place", ["redis", "valkey"])
+def test_a_log_lives_as_long_after_every_event(
+    request: pytest.FixtureRequest, keys: list[bytes], place: str
+) -> None:
+    """However few it has; a swap leaves its life as it is."""
+    server = request.getfixturevalue(place)
+    logs = LogServer(RedisServer(server.connection_string), 5.0)
+    ttl_ms, key = 32_000, keys[0]  # may be extended once a second
+    with redis_client.Redis(port=server.port) as client:
+        for pause_ms in (0, 200, 900, 1_100):
+            time.sleep(pause_ms / 1_000)
+            # another process's writer does not know whether this one extended it
+            for writer in (RedisState(logs, ttl_ms), state := RedisState(logs, ttl_ms)):
+                writer.append(key, b"event")
+                assert client.pttl(key) >= ttl_ms
+        for _ in range(30):
+            time.sleep(0.05)
+            state.append(key, b"event")
+            assert client.pttl(key) >= ttl_ms
+        before = client.pttl(key)
+        held = state.get(key)
+        assert held is not None
+        assert state.swap(key, Fold(held, len(held), b"folded"))
+        assert 0 < client.pttl(key) <= before
+    logs.close()
 
 
 def test_expiry_changes_nothing() -> None:

@@ -37,7 +37,6 @@ from typing import Any, Final, Protocol
 
 from hotplate.clock import Clock
 from hotplate.contracts import NOTHING_UNHEARD, Lease
-from hotplate.errors import ServerError
 from hotplate.forks import leave_behind, restart_in_children
 from hotplate.invalidation.messages import Change, decode
 from hotplate.invalidation.session import CHANGED_KEYS, LEASE_NS, Session
@@ -67,6 +66,10 @@ class Hearer(Protocol):
 
     def hear_gap(self) -> None:
         """Anything may have changed."""
+
+
+class _Outdated(Exception):
+    """While a session was opened, the channel was closed or told to listen for something else."""
 
 
 class Channel:
@@ -184,7 +187,7 @@ class Channel:
             session.connect()
             with self._lock:
                 if prefixes != self._prefixes or term != self._term:
-                    raise ServerError("there is something else to listen for")
+                    raise _Outdated
                 self._session = session
                 self.lease.unheard = session.unheard
             self.sessions += 1
@@ -274,6 +277,8 @@ def _listen(reference: Callable[[], Channel | None], term: int) -> None:
             session.run(channel._clock)
             if session.failure is not None:
                 channel.note(session.failure)
+        except _Outdated:
+            continue
         except Exception as error:  # noqa: BLE001 - tried again; until then the source is read
             channel.note(error)
         finally:

@@ -1,8 +1,11 @@
 """Event logs on a Redis or Valkey server: one string an entity, written by APPEND alone.
 
-Writers never read: an event is one `APPEND`, and a `PEXPIRE` only where the length that comes back
-has crossed a multiple of 256 bytes, so that the life of a log is extended now and then and not with
-every event. Readers `GET`. Only compaction writes what it has read, by a script that compares the
+Writers never read: an event is one `APPEND`, and now and then a `PEXPIRE` with it. A log must live
+for `ttl_ms` after its last event, however rarely it has one. So each is given a little more, and
+its life is extended with every event but those that follow within that little more on an event that
+this process has already extended it for: once in a while where there are many, always where there
+are few. (Extending it when its length passes a multiple of some bytes loses events of entities that
+have few.) Readers `GET`. Only compaction writes what it has read, by a script that compares the
 log with what was read and attaches what was appended meanwhile (see `hotplate.windows.compaction`).
 Every command touches one key, so a cluster needs nothing of its own.
 
@@ -13,6 +16,7 @@ every policy but `noeviction`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -23,7 +27,8 @@ from hotplate.windows.compaction import Fold
 
 __all__ = ["LogServer", "RedisState"]
 
-_EXTEND_BYTES: Final = 256
+_MARGIN: Final = 32
+_EXTENDED_MAX: Final = 100_000
 _AT_ONCE: Final = 1_000
 _POLICY: Final = b"noeviction"
 
@@ -111,6 +116,9 @@ class RedisState:
     def __init__(self, server: LogServer, ttl_ms: int) -> None:
         self._server = server
         self._ttl_ms = ttl_ms
+        self._margin_ms = max(1, ttl_ms // _MARGIN)
+        self._period = 0
+        self._extended: set[bytes] = set()
 
     def append(self, key: bytes, data: bytes) -> None:
         """See `State.append`."""
@@ -124,14 +132,16 @@ class RedisState:
         return lengths
 
     def _append(self, entries: Sequence[tuple[bytes, bytes]]) -> list[int]:
-        lengths = self._server.ask([(key, (b"APPEND", key, data)) for key, data in entries])
-        to_extend = {
-            key
-            for (key, data), length in zip(entries, lengths, strict=True)
-            if length == len(data)
-            or (length - len(data)) // _EXTEND_BYTES != length // _EXTEND_BYTES
-        }
-        self._server.ask([(key, (b"PEXPIRE", key, self._ttl_ms)) for key in to_extend])
+        commands: list[Command] = [(key, (b"APPEND", key, data)) for key, data in entries]
+        # an older clock than that of a moment ago only extends once more
+        period = int(time.monotonic() * 1_000) // self._margin_ms
+        if period != self._period or len(self._extended) > _EXTENDED_MAX:
+            self._period, self._extended = period, set()
+        extended = self._extended
+        due = [key for key, _ in entries if key not in extended]
+        commands += [(key, (b"PEXPIRE", key, self._ttl_ms + 2 * self._margin_ms)) for key in due]
+        lengths = self._server.ask(commands)[: len(entries)]
+        extended.update(due)
         return lengths
 
     def get(self, key: bytes) -> bytes | None:

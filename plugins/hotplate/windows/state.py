@@ -97,7 +97,7 @@ class LocalState:
         with self._lock:
             self._expire(now)
             log = self._logs.get(key)
-            if log is None or not log.startswith(fold.expected):
+            if log is None or len(log) < fold.consumed or not log.startswith(fold.expected):
                 return False
             log[: fold.consumed] = fold.blob
             return True
