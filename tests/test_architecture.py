@@ -38,7 +38,10 @@ ALLOWED: dict[str, set[str]] = {
     | {"serving", "tiers", "servers", "operations", "training", "windowed", "windows"},
     "handle": PURE | {"serving", "online_store", "ingestion", "operations", "windowed"},
     "testing": PURE | {"online_store"},
-    "cli": PURE | {"serving", "online_store", "handle", "hotplate", "operations"},
+    "commands": PURE,
+    "cli_windows": PURE | {"commands", "hotplate", "operations", "training"},
+    "cli": PURE
+    | {"serving", "online_store", "handle", "hotplate", "operations", "commands", "cli_windows"},
     "hotplate": PURE | {"serving", "online_store", "handle", "windowed", "windows"},
 }
 # third-party packages that only one room may know

@@ -6,39 +6,21 @@ import json
 import re
 import shlex
 import sys
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from hotplate.cli_windows import windows
+from hotplate.commands import chdir_option, fail, open_store, told
 from hotplate.errors import HotplateError
 from hotplate.policy import ResolvedPolicy
 
 __all__ = ["main"]
-
-# passwords as they stand in a URL and in a connection string
-_SECRETS: Final = (
-    re.compile(r"(://[^\s:/]*:)\S*(?=@)"),
-    re.compile(r"(password\s*=\s*)[^\s,;&'\"]+", re.IGNORECASE),
-)
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _chdir(function: _F) -> _F:
-    return click.option(
-        "--chdir",
-        "-c",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-        default=Path(),
-        help="The feature repo's folder; the current one if left out.",
-    )(function)
 
 
 @click.group()
@@ -51,7 +33,7 @@ def main() -> None:
 
 
 @main.command()
-@_chdir
+@chdir_option
 @click.option("--long", "is_long", is_flag=True, help="Every setting, and where it is said.")
 @click.option("--json", "as_json", is_flag=True, help="The same for machines.")
 def policy(chdir: Path, is_long: bool, as_json: bool) -> None:
@@ -62,14 +44,14 @@ def policy(chdir: Path, is_long: bool, as_json: bool) -> None:
     """
     from hotplate import of
 
-    store = _open(chdir)
+    store = open_store(chdir)
     try:
         hot = of(store)
         policies, loaders = hot.policies(), hot.loaders()
     except HotplateError as error:
-        _fail(str(error))
+        fail(str(error))
     except Exception as error:  # noqa: BLE001 - a registry fails in as many ways as it has kinds
-        _fail(f"Feast cannot read the registry of {chdir.resolve()}: {error}")
+        fail(f"Feast cannot read the registry of {chdir.resolve()}: {error}")
     if as_json:
         shown = {
             name: {
@@ -160,7 +142,7 @@ def _fill_long(
 @click.option("--all", "is_whole", is_flag=True, help="Every entity of the group.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask; needed where nobody could answer.")
-@_chdir
+@chdir_option
 def invalidate(
     group: str,
     entities: tuple[str, ...],
@@ -181,19 +163,19 @@ def invalidate(
 
     if is_whole == bool(entities or files):
         raise click.UsageError("name entities with --entity or --file, or all of them with --all")
-    store = _open(chdir)
+    store = open_store(chdir)
     be_patient(store)
-    with _told():
+    with told():
         hot = of(store)
         try:
             job = hot.invalidation(group)
         except KeyError as error:
-            _fail(str(error.args[0]))
+            fail(str(error.args[0]))
         if not job.is_cached:
             click.echo(f"{group} is never served from a cache: there is nothing to invalidate")
             return
         if unreachable := job.unreachable():
-            _fail(_nobody(unreachable))
+            fail(_nobody(unreachable))
         chosen = None if is_whole else job.reader().chunks(entities, files)
         with counting("counting") as advance:
             scope = job.scope(chosen, advance)
@@ -205,7 +187,7 @@ def invalidate(
             outcome = job.carry_out(chosen, advance)
         hot.runtime.close()
         if not outcome.is_complete:
-            _fail(say_outcome(outcome, scope))
+            fail(say_outcome(outcome, scope))
         click.echo(say_outcome(outcome, scope))
 
 
@@ -255,7 +237,7 @@ def _per_second(context: click.Context, parameter: click.Parameter, value: str) 
     envvar="HOTPLATE_STATE",
     help="The folder in which it keeps where it is.  [default: ~/.local/state/hotplate]",
 )
-@_chdir
+@chdir_option
 def purge(
     groups: tuple[str, ...],
     is_whole: bool,
@@ -282,9 +264,9 @@ def purge(
         raise click.UsageError("name groups, or --all, or --outdated, or --resume")
     if resume and outdated:
         raise click.UsageError("--resume goes on with what was chosen before")
-    store = _open(chdir)
+    store = open_store(chdir)
     report = PurgeReport()
-    with _told(), giving_way():
+    with told(), giving_way():
         hot = of(store)
         folder = state or state_folder()
         left = CursorFile(folder, store.project).load()
@@ -299,7 +281,7 @@ def purge(
                 groups or None, outdated=outdated, limits=limits, resume=resume, state=folder
             )
         except KeyError as error:
-            _fail(str(error.args[0]))
+            fail(str(error.args[0]))
         try:
             for progress in steps:
                 report.note(progress)
@@ -319,7 +301,7 @@ def purge(
 
 
 @main.command()
-@_chdir
+@chdir_option
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def doctor(chdir: Path, as_json: bool) -> None:
     """Look the deployment over, and say what to change.
@@ -329,8 +311,8 @@ def doctor(chdir: Path, as_json: bool) -> None:
     """
     from hotplate import of
 
-    store = _open(chdir)
-    with _told():
+    store = open_store(chdir)
+    with told():
         found = of(store).examine()
     counts = Counter(finding.status for finding in found)
     if as_json:
@@ -366,37 +348,10 @@ def _confirm(question: str, *, yes: bool) -> None:
             "nobody is there to confirm it: add --yes, or --dry-run to only look"
         )
     if not click.confirm(question):
-        _fail("nothing was done")
+        fail("nothing was done")
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    """Errors that the user can mend are one line, not a traceback."""
-    try:
-        yield
-    except HotplateError as error:
-        _fail(str(error))
-
-
-def _open(folder: Path) -> Any:
-    from feast import FeatureStore
-
-    if not (folder / "feature_store.yaml").is_file():
-        _fail(f"{folder.resolve()} holds no feature_store.yaml: name the repo with --chdir FOLDER")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return FeatureStore(repo_path=str(folder))
-        except Exception as error:  # noqa: BLE001 - Feast raises many kinds; the text is what helps
-            _fail(f"Feast cannot read {folder / 'feature_store.yaml'}: {error}")
-
-
-def _fail(message: str) -> NoReturn:
-    for secret in _SECRETS:
-        message = secret.sub(r"\1***", message)
-    click.echo(f"hotplate: {message}", err=True)
-    raise SystemExit(1)
-
+main.add_command(windows)
 
 if __name__ == "__main__":
     main()

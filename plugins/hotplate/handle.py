@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from hotplate.ingestion import defragment
 from hotplate.online_store import CachedOnlineStore
 from hotplate.operations.cursors import CursorFile, Position, Selection, state_folder
 from hotplate.operations.doctor import examine
+from hotplate.operations.entities import EntityReader
+from hotplate.operations.explain import Explanation, explain
 from hotplate.operations.findings import Finding
 from hotplate.operations.ingest import Ingested, Ingestion, tables_of
 from hotplate.operations.invalidate import Invalidation
@@ -27,7 +29,7 @@ from hotplate.serving.policies import feature_views_of, group_of, resolve_all
 from hotplate.serving.reader import MatrixReader
 from hotplate.serving.runtime import Runtime
 from hotplate.stats import CacheStats, GroupCounters
-from hotplate.windowed import event_log_of
+from hotplate.windowed import event_log_of, windowed_of
 
 __all__ = ["Hotplate", "of"]
 
@@ -337,6 +339,32 @@ class Hotplate:
             ServerError: the server does not answer.
         """
         return Seed(self._store, self.runtime, self._event_view(event_view)).run(events)
+
+    def explain(self, view: str, entity: str | Mapping[str, Any]) -> Explanation:
+        """Why a windowed view answers what it answers for an entity, now.
+
+        Args:
+            view: the windowed view.
+            entity: `{"card_id": 7}`, or as text `"card_id=7"`.
+
+        Raises:
+            KeyError: there is no such view, or a join key is missing.
+            EntityError: the text is no entity of the view.
+            WindowStateError: the log lacks history, or is damaged.
+            ServerError: the server does not answer.
+        """
+        target = next((one for one in self._targets(view) if one.view == view), None)
+        if target is None or windowed_of(target.table) is None:
+            raise KeyError(f"{view!r} is no windowed view")
+        if isinstance(entity, str):
+            entity = EntityReader(target.declared).from_text(entity)
+        columns, count = as_columns(entity)
+        if count != 1:
+            raise KeyError("name one entity")
+        (found,) = target.read(columns)
+        runtime = self.runtime
+        runtime.policies.renew(self._store.registry, self._store.project, runtime.clock.now_ns())
+        return explain(runtime, target.table, *found)
 
     def _event_view(self, name: str) -> Any:
         target = next((one for one in self._targets(name) if one.view == name), None)

@@ -1,0 +1,65 @@
+"""What the commands have in common: the repo's folder, and errors as one line."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import click
+
+from hotplate.errors import HotplateError
+
+__all__ = ["chdir_option", "fail", "open_store", "told"]
+
+# passwords as they stand in a URL and in a connection string
+_SECRETS: Final = (
+    re.compile(r"(://[^\s:/]*:)\S*(?=@)"),
+    re.compile(r"(password\s*=\s*)[^\s,;&'\"]+", re.IGNORECASE),
+)
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def chdir_option(function: _F) -> _F:
+    """Adds `--chdir`."""
+    return click.option(
+        "--chdir",
+        "-c",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        default=Path(),
+        help="The feature repo's folder; the current one if left out.",
+    )(function)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Errors that the user can mend are one line, not a traceback."""
+    try:
+        yield
+    except HotplateError as error:
+        fail(str(error))
+
+
+def open_store(folder: Path) -> Any:
+    """The Feast store of a repo."""
+    from feast import FeatureStore
+
+    if not (folder / "feature_store.yaml").is_file():
+        fail(f"{folder.resolve()} holds no feature_store.yaml: name the repo with --chdir FOLDER")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return FeatureStore(repo_path=str(folder))
+        except Exception as error:  # noqa: BLE001 - Feast raises many kinds; the text is what helps
+            fail(f"Feast cannot read {folder / 'feature_store.yaml'}: {error}")
+
+
+def fail(message: str) -> NoReturn:
+    """Say what is wrong, without what is secret, and exit with 1."""
+    for secret in _SECRETS:
+        message = secret.sub(r"\1***", message)
+    click.echo(f"hotplate: {message}", err=True)
+    raise SystemExit(1)
