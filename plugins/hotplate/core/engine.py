@@ -92,6 +92,7 @@ class Engine:
         self._sharing = Sharing(self.memory, domain, clock, self._ask_source)
         self._counters: dict[str, GroupCounters] = {}
         self._counters_of: dict[View, GroupCounters] = {}
+        self._counters_of_token: dict[int, GroupCounters] = {}
         domain.join(self)
 
     # -- counting -------------------------------------------------------------------------------
@@ -99,7 +100,9 @@ class Engine:
     def counters(self, group: str, view: View) -> GroupCounters:
         """The counters of a group; from now on the view counts as the group's."""
         found = self._counters.setdefault(group, GroupCounters(group))
-        self._counters_of[view] = found
+        if self._counters_of.get(view) is not found:
+            self._counters_of[view] = found
+            self._counters_of_token.clear()
         return found
 
     def group_counters(self) -> Mapping[str, GroupCounters]:
@@ -125,8 +128,13 @@ class Engine:
             setattr(counters, name, getattr(counters, name) + 1)
 
     def _counters_by_token(self, token: int) -> GroupCounters | None:
-        view = self.domain.view_of(token)
-        return None if view is None else self._counters_of.get(view)
+        counters = self._counters_of_token.get(token)
+        if counters is None:
+            view = self.domain.view_of(token)
+            counters = None if view is None else self._counters_of.get(view)
+            if counters is not None:
+                self._counters_of_token[token] = counters
+        return counters
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -430,6 +438,7 @@ class Engine:
     def forget_tokens(self, tokens: frozenset[int]) -> int:
         """Drop every entry under these tokens; returns the rows dropped."""
         dropped = self.memory.forget_tokens(tokens)
+        self._counters_of_token.clear()
         self.flights.detach_tokens(tokens)
         return dropped
 

@@ -83,6 +83,7 @@ __all__ = ["SharedBounds", "SharedTier"]
 
 _CLOCKS: Final = struct.Struct(">QQ")
 _CLOCKS_AT: Final = BODY_AT - _CLOCKS.size
+_IDENTITY_BYTES: Final = _CLOCKS_AT - HEAD.size
 _STAMP_BYTES: Final = 8
 _LONGEST_MS: Final = 24 * 3_600_000
 _BATCH: Final = 500
@@ -269,16 +270,15 @@ class SharedTier:
         self, key: bytes, entry: bytes, origin: bytes, server_us: int, wall_us: int, now_ns: int
     ) -> bytes | None:
         """The row of an entry with the stamp it would have here; None if it does not verify."""
-        if len(entry) <= BODY_AT or entry[0] != VERSION:
+        if (
+            len(entry) <= BODY_AT
+            or entry[0] != VERSION
+            or zlib.crc32(entry[HEAD.size :], zlib.crc32(key)).to_bytes(4, "big") != entry[1:5]
+        ):
             self.rejected += 1
             return None
-        checksum = int.from_bytes(entry[1:5], "big")
-        if zlib.crc32(entry[HEAD.size :], zlib.crc32(key)) != checksum:
-            self.rejected += 1
-            return None
-        identity = entry[HEAD.size : _CLOCKS_AT]
-        if identity != origin[: _CLOCKS_AT - HEAD.size]:
-            if identity[:8] != origin[:8]:
+        if not entry.startswith(origin[:_IDENTITY_BYTES], HEAD.size):
+            if not entry.startswith(origin[:8], HEAD.size):
                 self.rejected += 1  # another schema; another generation is no fault of the entry
             return None
         read_server_us, read_wall_us = _CLOCKS.unpack_from(entry, _CLOCKS_AT)
