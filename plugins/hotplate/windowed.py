@@ -168,8 +168,8 @@ def windowed_view(
         skew: an event stamped further in the future than this when it arrives does not count.
         scales: decimals kept of a column; 2 for floats, none for integers.
         profile: `"default"`: windows up to 1 h are exact, longer ones move in steps of at most
-            1/60 of their length. `"exact"`: all are exact. `"hot"`: none need be, for entities
-            with more than one event a second.
+            1/24 of their length (20 min for a day, 2 h for 7 days, 12 h for 30 days). `"exact"`:
+            all are exact. `"hot"`: none need be, for entities with more than one event a second.
         delay: the windows end this long before now, for values that become known late.
         cache: `"exact"`: a cached row is dropped when an event arrives and when time alone changes
             it. `"never"`: nothing is cached. `"ttl"`: a cached row may be as old as `ttl`, whatever

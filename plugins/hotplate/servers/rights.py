@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CHANNEL", "CHANNELS", "CLUSTER_CHANNEL", "KEYS", "TIER", "shown"]
+__all__ = ["CHANNEL", "CHANNELS", "CLUSTER_CHANNEL", "KEYS", "LOGS", "TIER", "shown"]
 
 TIER: Final = (
     "get",
@@ -20,6 +20,9 @@ TIER: Final = (
     "info",
 )
 """Commands of the shared tier; its scripts use no others."""
+
+LOGS: Final = ("append", "get", "pexpire", "set", "eval", "hset", "hgetall", "info")
+"""Commands of the event logs of windowed views; the script that folds them uses no others."""
 
 CHANNEL: Final = ("client|id", "client|tracking", "subscribe", "publish")
 """Commands of the event channel."""

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ConfigError, ServerError
+from hotplate.servers import rights
 from hotplate.servers.pool import Command, Pool
 from hotplate.servers.redis import RedisServer
 from hotplate.windows.compaction import Fold
@@ -79,7 +80,7 @@ class LogServer:
             replies = self._pool.ask(commands)
         for reply in replies:
             if isinstance(reply, CommandRefused):
-                raise reply
+                raise _explained(reply)
         return replies
 
     def check(self) -> None:
@@ -159,6 +160,17 @@ class RedisState:
         """See `State.swap`."""
         command = (b"EVAL", _SWAP, 1, key, fold.expected, fold.consumed, fold.blob)
         return bool(self._server.ask([(key, command)])[0])
+
+
+def _explained(refusal: CommandRefused) -> CommandRefused:
+    said = str(refusal)
+    # what a script may not use is told without the code, in words of each server's own
+    if refusal.code != "NOPERM" and "executing the script" not in said and "ACL" not in said:
+        return refusal
+    needed = rights.shown(rights.LOGS)
+    return CommandRefused(
+        f"online_store.windows: {refusal}. The user needs ~{rights.KEYS} {needed}", refusal.code
+    )
 
 
 def _policy_of(info: Any) -> bytes:
