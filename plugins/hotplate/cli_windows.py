@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from hotplate.commands import chdir_option, fail, open_store, told
+from hotplate.durations import format_duration
 
 if TYPE_CHECKING:
     from hotplate.operations.explain import Explanation
 
 __all__ = ["windows"]
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @click.group()
@@ -151,27 +149,37 @@ def explain(view: str, entity: str, as_json: bool, chdir: Path) -> None:
 
 
 def _show(found: Explanation) -> None:
+    from hotplate.operations.explain import shown_moment
+
     console = Console(width=None if Console().is_terminal else 120)
-    console.print(f"{found.view} at {_moment(found.t_ms)}: a log of {found.size:,} bytes")
+    console.print(f"{found.view} at {shown_moment(found.t_ms)}: a log of {found.size:,} bytes")
     if found.events:
         names = list(found.events[0].values)
         table = Table("happened", "arrived after", *names, "", title="events", title_justify="left")
         for event in found.events:
             values = ["" if value is None else f"{value}" for value in event.values.values()]
             late = f"{event.arrival_ms - event.ts_ms:,} ms"
-            table.add_row(_moment(event.ts_ms), late, *values, event.state)
+            table.add_row(shown_moment(event.ts_ms), late, *values, event.state)
         console.print(table)
     if found.tiles:
         names = [f"sum of {name}" for name in found.tiles[0].sums]
         table = Table("from", "to", "events", *names, title="tiles", title_justify="left")
         for tile in found.tiles:
             sums = [f"{total}" for total in tile.sums.values()]
-            table.add_row(_moment(tile.start_ms), _moment(tile.end_ms), f"{tile.events:,}", *sums)
+            table.add_row(
+                shown_moment(tile.start_ms), shown_moment(tile.end_ms), f"{tile.events:,}", *sums
+            )
         console.print(table)
     table = Table("window", "hop", "from", "to", "events", title="windows", title_justify="left")
     for edge in found.edges:
-        span, hop = (str(timedelta(milliseconds=ms)) for ms in _lengths(edge.window))
-        table.add_row(span, hop, _moment(edge.start_ms), _moment(edge.end_ms), f"{edge.events:,}")
+        window = edge.window
+        span = _length(window.span_ms)
+        if window.delay_ms:
+            span += f", until {_length(window.delay_ms)} ago"
+        hop = "exact" if window.hop_ms == 1 else _length(window.hop_ms)
+        table.add_row(
+            span, hop, shown_moment(edge.start_ms), shown_moment(edge.end_ms), f"{edge.events:,}"
+        )
     console.print(table)
     table = Table("output", "value", title="outputs", title_justify="left")
     for name, value in found.outputs.items():
@@ -181,6 +189,8 @@ def _show(found: Explanation) -> None:
 
 
 def _show_cache(console: Console, found: Explanation) -> None:
+    from hotplate.operations.explain import shown_moment
+
     if found.cache == "never":
         console.print("cache: never; every read computes it")
         return
@@ -189,7 +199,7 @@ def _show_cache(console: Console, found: Explanation) -> None:
     else:
         left_s = (found.valid_until_ms - found.t_ms) / 1_000
         console.print(
-            f"changes by itself in {left_s:,.3f} s, at {_moment(found.valid_until_ms)}: "
+            f"changes by itself in {left_s:,.3f} s, at {shown_moment(found.valid_until_ms)}: "
             f"{found.because}"
         )
     if found.held is None:
@@ -203,9 +213,5 @@ def _show_cache(console: Console, found: Explanation) -> None:
         )
 
 
-def _lengths(window: Any) -> tuple[int, int]:
-    return window.span_ms, window.hop_ms
-
-
-def _moment(ms: int) -> str:
-    return f"{_EPOCH + timedelta(milliseconds=ms):%Y-%m-%d %H:%M:%S}.{ms % 1_000:03d}Z"
+def _length(ms: int) -> str:
+    return format_duration(ms * 1_000_000)

@@ -127,9 +127,10 @@ def test_wrong_questions(tmp_path: Path) -> None:
 # -- the commands ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def folder(tmp_path: Path, redis: EmbeddedServer) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, redis: EmbeddedServer) -> Path:
     """A repo on disk, applied, with a history of 300 payments of 3 cards up to now."""
+    tmp_path = tmp_path_factory.mktemp("commands")
     now = int(pd.Timestamp.now("UTC").timestamp() * 1_000)
     chance = random.Random(9)
     events = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
 
 from hotplate.codec import stamp_of
+from hotplate.durations import format_duration
 from hotplate.keys import EntityShape
 from hotplate.serving.runtime import Runtime
 from hotplate.serving.windows import Log
@@ -19,9 +21,10 @@ from hotplate.windows.records import ARRIVAL, ID, TS, VALUES, first_arrivals
 from hotplate.windows.scaling import NO_VALUE
 from hotplate.windows.spec import Window
 
-__all__ = ["Edge", "Event", "Explanation", "Held", "Tile", "explain"]
+__all__ = ["Edge", "Event", "Explanation", "Held", "Tile", "explain", "shown_moment"]
 
 _ARRIVAL_SHIFT: Final = 16
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -144,9 +147,10 @@ def explain(
     answer = compiled.reader.read([blob], t_ms)
     content = _Content(log, blob, t_ms)
     found = answer.values[0].tolist()
+    kinds = said.spec.output_types
     outputs = {
-        one.name: None if value != value else value
-        for one, value in zip(said.spec.aggregates, found, strict=True)
+        name: None if value != value else int(value) if kinds[name] == "int64" else value
+        for name, value in zip(kinds, found, strict=True)
     }
     until = int(answer.valid_until[0])
     return Explanation(
@@ -236,14 +240,20 @@ class _Content:
         single = [(one.ts_ms, "the event", one) for one in self.events]
         folded = [(one.start_ms, "the tile", None) for one in self.tiles]
         for window in said.spec.windows:
-            span = f"the window of {window.span_ms:,} ms"
-            for ts_ms, what, event in (*single, *folded):
+            span = f"the window of {format_duration(window.span_ms * 1_000_000)}"
+            for ts_ms, kind, event in (*single, *folded):
+                what = f"{kind} of {shown_moment(ts_ms)}"
                 if event is None or event.state == "counts":
-                    yield window.leaves_at(ts_ms), f"{what} of {ts_ms} leaves {span}"
-                    yield window.enters_at(ts_ms), f"{what} of {ts_ms} enters {span}"
+                    yield window.leaves_at(ts_ms), f"{what} leaves {span}"
+                    yield window.enters_at(ts_ms), f"{what} enters {span}"
                 elif event.state == "unseen":
                     moment = max(window.enters_at(ts_ms), event.arrival_ms)
-                    yield moment, f"{what} of {ts_ms} becomes visible"
+                    yield moment, f"{what} becomes visible"
+
+
+def shown_moment(ms: int) -> str:
+    """Milliseconds since 1970 as people read them, in UTC."""
+    return f"{_EPOCH + timedelta(milliseconds=ms):%Y-%m-%d %H:%M:%S}.{ms % 1_000:03d}Z"
 
 
 def _hex(word: int) -> str:
