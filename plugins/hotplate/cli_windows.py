@@ -66,6 +66,27 @@ def seed(event_view: str, events: Path | None, chdir: Path) -> None:
 
 
 @windows.command()
+@click.argument("event_view")
+@chdir_option
+def retire(event_view: str, chdir: Path) -> None:
+    """Stop writing the events of an EVENT_VIEW to layouts that were there before.
+
+    When every process has read the registry anew (registry.cache_ttl_seconds after `feast apply`).
+    """
+    from hotplate import of
+
+    store = open_store(chdir)
+    with told():
+        hot = of(store)
+        try:
+            count = hot.retire(event_view)
+        except KeyError as error:
+            fail(str(error.args[0]))
+        hot.runtime.close()
+    click.echo(f"{count} older layouts are not written to any more, and expire")
+
+
+@windows.command()
 @click.argument("view")
 @click.option(
     "--from",

@@ -340,6 +340,28 @@ class Hotplate:
         """
         return Seed(self._store, self.runtime, self._event_view(event_view)).run(events)
 
+    def retire(self, event_view: str) -> int:
+        """Write events of an event view to its present layout alone, once every process reads it.
+
+        Processes that still have an older registry would miss what happens from now on: wait for
+        `registry.cache_ttl_seconds` after the last `feast apply`. What older layouts hold expires.
+
+        Returns:
+            How many layouts are not written to any more.
+
+        Raises:
+            KeyError: there is no such event view.
+            WindowStateError: the present layout has not been seeded.
+            ServerError: the server does not answer.
+        """
+        logs = self.runtime.event_logs
+        log = logs.log(self._event_view(event_view))
+        logs.layouts.ensure_complete(event_view, log.plan.fingerprint)
+        others = set(logs.layouts.known(event_view)) - {log.plan.fingerprint}
+        for fingerprint in others:
+            logs.layouts.retire(event_view, fingerprint)
+        return len(others)
+
     def explain(self, view: str, entity: str | Mapping[str, Any]) -> Explanation:
         """Why a windowed view answers what it answers for an entity, now.
 

@@ -47,6 +47,7 @@ def use(shop: Bank) -> None:
     frame_of(shop.pushed).to_parquet(shop.repo.folder / "payments.parquet")
     list(shop.repo.cache.seed(EVENTS))
     assert shop.read(0) == [shop.truth(0)]
+    shop.repo.cache.runtime.event_logs.layouts.retire(EVENTS, "older")
 
 
 def test_what_is_documented_is_enough(allow: Callable[..., Bank]) -> None:

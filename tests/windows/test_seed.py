@@ -137,6 +137,8 @@ def test_windows_that_need_another_layout_are_refused_until_they_are_seeded(
     shop.repo.hot.apply([longer, events])
     with pytest.raises(HotplateError, match=f"hotplate windows seed {EVENTS}"):
         shop.read(1)
+    with pytest.raises(HotplateError, match=f"hotplate windows seed {EVENTS}"):
+        shop.repo.cache.retire(EVENTS)
     shop.pay(1, 400)
     shop.pay(2, 500)
     layouts = shop.repo.cache.runtime.event_logs.layouts
@@ -157,6 +159,11 @@ def test_windows_that_need_another_layout_are_refused_until_they_are_seeded(
     blob = logs.state(logs_read.log).get(key)
     found = logs_read.reader.read([blob], shop.now).values[0].tolist()
     assert found == list(shop.truth(1).values())
+    # once all have seen it, nothing is written twice any more
+    assert shop.repo.cache.retire(EVENTS) == 1
+    shop.pay(1, 600, ago=5)
+    assert logs.state(logs_read.log).get(key) == blob
+    assert_right(shop)
 
 
 def test_a_server_that_lost_its_data_is_not_believed(

@@ -21,7 +21,7 @@ TIER: Final = (
 )
 """Commands of the shared tier; its scripts use no others."""
 
-LOGS: Final = ("append", "get", "pexpire", "set", "eval", "hset", "hgetall", "info")
+LOGS: Final = ("append", "get", "pexpire", "set", "eval", "hset", "hgetall", "hdel", "info")
 """Commands of the event logs of windowed views; the script that folds them uses no others."""
 
 CHANNEL: Final = ("client|id", "client|tracking", "subscribe", "publish")
