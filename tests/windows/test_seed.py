@@ -18,6 +18,7 @@ import hotplate
 from hotplate import HotplateError
 from hotplate.embedded import EmbeddedServer
 from hotplate.keys import EntityShape
+from hotplate.operations.findings import Finding
 from hotplate.operations.seed import Seed, Seeded
 
 from .bank import CARD, DAY, HOUR, MINUTE, Bank, Payment, bank, frame_of
@@ -60,6 +61,12 @@ def seed(shop: Bank, **how: Any) -> Seeded:
     """Seed, and return the last word."""
     view = shop.repo.hot.get_feature_view(EVENTS)
     return list(Seed(shop.repo.hot, shop.repo.cache.runtime, view, **how).run())[-1]
+
+
+def doctor(shop: Bank) -> Finding:
+    """What `hotplate doctor` says of the event view."""
+    found = shop.repo.cache.examine()
+    return next(one for one in found if one.check == f"event view {EVENTS}")
 
 
 def assert_right(shop: Bank) -> None:
@@ -139,12 +146,16 @@ def test_windows_that_need_another_layout_are_refused_until_they_are_seeded(
         shop.read(1)
     with pytest.raises(HotplateError, match=f"hotplate windows seed {EVENTS}"):
         shop.repo.cache.retire(EVENTS)
+    assert doctor(shop).status == "error"
+    assert f"hotplate windows seed {EVENTS}" in doctor(shop).seen
     shop.pay(1, 400)
     shop.pay(2, 500)
     layouts = shop.repo.cache.runtime.event_logs.layouts
     assert sorted(layouts.known(EVENTS).values()) == [False, True]
     seed(shop)
     assert list(layouts.known(EVENTS).values()) == [True, True]
+    assert doctor(shop).status == "warning"
+    assert f"hotplate windows retire {EVENTS}" in doctor(shop).fix
     assert_right(shop)
     answer = shop.repo.hot.get_online_features(["habits:month"], [{"card_id": 1}]).to_dict()
     on_time = [one for one in shop.pushed if one.card == 1 and one.arrived - one.at <= HOUR]
@@ -161,6 +172,7 @@ def test_windows_that_need_another_layout_are_refused_until_they_are_seeded(
     assert found == list(shop.truth(1).values())
     # once all have seen it, nothing is written twice any more
     assert shop.repo.cache.retire(EVENTS) == 1
+    assert doctor(shop).status == "ok"
     shop.pay(1, 600, ago=5)
     assert logs.state(logs_read.log).get(key) == blob
     assert_right(shop)

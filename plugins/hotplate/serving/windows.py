@@ -270,8 +270,8 @@ class EventLogs:
             found = self._states.setdefault(log.name, made)
         return found
 
-    def admit(self, logs: Iterable[Log]) -> None:
-        """Make sure that logs are kept where nothing is evicted, and enter their layouts.
+    def check_place(self) -> None:
+        """Make sure that logs are kept where nothing is evicted.
 
         Raises:
             ConfigError: the server evicts.
@@ -280,6 +280,15 @@ class EventLogs:
         place = self._place()
         if place is not None:
             place.check()
+
+    def admit(self, logs: Iterable[Log]) -> None:
+        """Make sure that logs are kept where nothing is evicted, and enter their layouts.
+
+        Raises:
+            ConfigError: the server evicts.
+            ServerError: it does not answer.
+        """
+        self.check_place()
         for log in logs:
             self.layouts.admit(log.said.view, log.plan.fingerprint, log.tag)
 
