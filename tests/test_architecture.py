@@ -38,10 +38,10 @@ ALLOWED: dict[str, set[str]] = {
     | {"serving", "tiers", "servers", "operations", "training", "windowed", "windows"},
     "handle": PURE | {"serving", "online_store", "ingestion", "operations", "windowed"},
     "testing": PURE | {"online_store"},
-    "commands": PURE,
-    "cli_windows": PURE | {"commands", "hotplate", "operations", "training"},
     "cli": PURE
-    | {"serving", "online_store", "handle", "hotplate", "operations", "commands", "cli_windows"},
+    | {"serving", "online_store", "handle", "hotplate", "operations", "cli_repo", "cli_windows"},
+    "cli_repo": PURE,
+    "cli_windows": PURE | {"hotplate", "operations", "training", "cli_repo"},
     "hotplate": PURE | {"serving", "online_store", "handle", "windowed", "windows"},
 }
 # third-party packages that only one room may know

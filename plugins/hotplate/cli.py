@@ -15,8 +15,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hotplate.cli_repo import chdir_option, fail, open_store, told
 from hotplate.cli_windows import windows
-from hotplate.commands import chdir_option, fail, open_store, told
 from hotplate.errors import HotplateError
 from hotplate.policy import ResolvedPolicy
 
@@ -352,6 +352,7 @@ def _confirm(question: str, *, yes: bool) -> None:
 
 
 main.add_command(windows)
+
 
 if __name__ == "__main__":
     main()

@@ -14,6 +14,7 @@ from feast.data_source import PushMode
 from hotplate.errors import ConfigError, NotACachedStoreError, PolicyError
 from hotplate.ingestion import defragment
 from hotplate.online_store import CachedOnlineStore
+from hotplate.operations.consume import Consumer, ConsumerSettings
 from hotplate.operations.cursors import CursorFile, Position, Selection, state_folder
 from hotplate.operations.doctor import examine
 from hotplate.operations.entities import EntityReader
@@ -313,7 +314,7 @@ class Hotplate:
             TrainingError: a column is missing, or cannot be what the view declares.
             ServerError: the server does not answer; events before are in.
         """
-        ingestion = Ingestion(self.runtime, self._event_view(event_view))
+        ingestion = Ingestion(self.runtime, _event_view(self._targets(event_view), event_view))
         total = Ingested()
         for table in tables_of(events):
             stamped = ingestion.stamp(table)
@@ -338,7 +339,9 @@ class Hotplate:
             TrainingError: a column is missing, or cannot be what the view declares.
             ServerError: the server does not answer.
         """
-        return Seed(self._store, self.runtime, self._event_view(event_view)).run(events)
+        return Seed(
+            self._store, self.runtime, _event_view(self._targets(event_view), event_view)
+        ).run(events)
 
     def retire(self, event_view: str) -> int:
         """Write events of an event view to its present layout alone, once every process reads it.
@@ -355,7 +358,7 @@ class Hotplate:
             ServerError: the server does not answer.
         """
         logs = self.runtime.event_logs
-        log = logs.log(self._event_view(event_view))
+        log = logs.log(_event_view(self._targets(event_view), event_view))
         logs.layouts.ensure_complete(event_view, log.plan.fingerprint)
         others = set(logs.layouts.known(event_view)) - {log.plan.fingerprint}
         for fingerprint in others:
@@ -388,11 +391,29 @@ class Hotplate:
         runtime.policies.renew(self._store.registry, self._store.project, runtime.clock.now_ns())
         return explain(runtime, target.table, *found)
 
-    def _event_view(self, name: str) -> Any:
-        target = next((one for one in self._targets(name) if one.view == name), None)
-        if target is None or event_log_of(target.table) is None:
-            raise KeyError(f"{name!r} is no event view")
-        return target.table
+    def consume(
+        self, event_view: str, stream: str, settings: ConsumerSettings | None = None
+    ) -> Consumer:
+        """Follow a Redis stream, and bring its entries into the event logs, each once.
+
+        Args:
+            event_view: the second result of `windowed_view(...)`, by name.
+            stream: the stream's key. Its entries hold the columns of the batch source as text, or
+                one field `json` with an object; see the README.
+            settings: how.
+
+        Returns:
+            A `Consumer`: nothing happens before it is iterated over; `stop()` ends that.
+
+        Raises:
+            KeyError: there is no such event view.
+            ConfigError: it cannot work with this deployment or this event view.
+        """
+
+        def find_view() -> Any:
+            return _event_view(self._look_up(event_view), event_view)
+
+        return Consumer(self.runtime, find_view, stream, settings or ConsumerSettings())
 
     def write(self, feature_view_name: str, frame: pd.DataFrame) -> None:
         """`store.write_to_online_store` that loses no rows of an Arrow-backed frame.
@@ -404,6 +425,13 @@ class Hotplate:
         if all(target.view != feature_view_name for target in self._targets(feature_view_name)):
             raise KeyError(f"{feature_view_name!r} is a group: name the feature view to write")
         self._store.write_to_online_store(feature_view_name, defragment(frame))
+
+
+def _event_view(targets: Iterable[Target], name: str) -> Any:
+    target = next((one for one in targets if one.view == name), None)
+    if target is None or event_log_of(target.table) is None:
+        raise KeyError(f"{name!r} is no event view")
+    return target.table
 
 
 def _group_or_name(view: Any) -> str:

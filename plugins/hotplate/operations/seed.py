@@ -124,7 +124,7 @@ class Seed:
                 yield state
         view = self._log.said.view
         self._runtime.event_logs.layouts.complete(view, self._log.plan.fingerprint)
-        self._runtime.forget_windows(self._log)
+        self._runtime.forget_computed(self._log, None)
         yield state
 
     def _parts(self, chunks: list[Chunk], total: int, folder: Path) -> Iterator[pa.Table]:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CHANNEL", "CHANNELS", "CLUSTER_CHANNEL", "KEYS", "LOGS", "TIER", "shown"]
+__all__ = [
+    "CHANNEL",
+    "CHANNELS",
+    "CLUSTER_CHANNEL",
+    "CONSUMER",
+    "CONSUMER_APART",
+    "KEYS",
+    "LOGS",
+    "TIER",
+    "shown",
+]
 
 TIER: Final = (
     "get",
@@ -29,6 +39,24 @@ CHANNEL: Final = ("client|id", "client|tracking", "subscribe", "publish")
 
 CLUSTER_CHANNEL: Final = ("ssubscribe", "spublish", "cluster|slots", "cluster|info")
 """What it needs besides in a cluster."""
+
+CONSUMER: Final = (
+    "xgroup|create",
+    "xgroup|delconsumer",
+    "xreadgroup",
+    "xautoclaim",
+    "xpending",
+    "xack",
+    "xadd",
+    "xinfo|groups",
+    "xinfo|stream",
+    "publish",
+)
+"""Commands of a stream's consumer besides those of event logs. Without `xinfo` it cannot see how
+far it is behind, without `xgroup|delconsumer` it leaves its name in the group."""
+
+CONSUMER_APART: Final = ("hmget", "hset", "hdel")
+"""What it needs besides in a cluster, or where stream and logs are on different servers."""
 
 KEYS: Final = "hotplate:*"
 """Keys that are ours."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 
@@ -19,7 +19,19 @@ from hotplate.servers.redis import RedisServer
 from hotplate.stats import ChannelStats
 from hotplate.tiers.shared import SharedTier
 
-__all__ = ["Coherence", "server_of"]
+__all__ = ["Announcement", "Coherence", "server_of"]
+
+
+class Announcement(NamedTuple):
+    """What is said to other processes.
+
+    Attributes:
+        topic: where it is published.
+        message: what is published.
+    """
+
+    topic: bytes
+    message: bytes
 
 
 class Coherence:
@@ -51,6 +63,7 @@ class Coherence:
         is_shared: bool,
     ) -> None:
         self._project = project
+        self._topic = f"hotplate:changes:{{{project}}}"
         self._domain = domain
         self._clock = clock
         self._find_server = server
@@ -72,7 +85,7 @@ class Coherence:
             server, self.is_tracked = self._find_server()
             made = None
             if server is not None:
-                topic = f"hotplate:changes:{{{self._project}}}"
+                topic = self._topic
                 made = (Channel(server, topic, self, self._clock), Announcer(server, topic))
             # one pair for all threads, without a lock that a forked child could find held
             self._parts.setdefault("made", made)
@@ -195,11 +208,31 @@ class Coherence:
         """
         parts = self.parts()
         if parts is not None:
-            shared = self._shared()
-            is_owed = shared is not None and bool(shared.owed)
             if parts[0].is_watching:
                 parts[0].start()
-            parts[1].announce(encode(channel_module.ORIGIN, view, shaped, is_owed=is_owed))
+            parts[1].announce(self._encoded(view, shaped))
+
+    def announcements(
+        self, view: str, shaped: Iterable[tuple[EntityShape, tuple[Any, ...]]]
+    ) -> list[Announcement]:
+        """What `announce` would say, for who publishes it in one step with what it changes."""
+        if self.parts() is None:
+            return []
+        topic = self._topic.encode()
+        return [Announcement(topic, message) for message in self._encoded(view, shaped)]
+
+    @property
+    def unsent(self) -> int:
+        """Announcements that the server has not taken yet."""
+        parts = self._parts.get("made")
+        return 0 if parts is None else parts[1].pending
+
+    def _encoded(
+        self, view: str | None, shaped: Iterable[tuple[EntityShape, tuple[Any, ...]]] | None
+    ) -> Iterator[bytes]:
+        shared = self._shared()
+        is_owed = shared is not None and bool(shared.owed)
+        return encode(channel_module.ORIGIN, view, shaped, is_owed=is_owed)
 
     def is_broadcast(self) -> bool:
         """Whether the server itself tells everybody what is written into the wrapped store."""

@@ -24,8 +24,8 @@ from hotplate.keys import EntityShape, ViewIdentity, shape_and_values, shapes_an
 from hotplate.policy import PolicyLayers
 from hotplate.seldom import Seldom
 from hotplate.servers.redis import RedisServer
-from hotplate.serving.coherence import Coherence, server_of
-from hotplate.serving.events import Batch, from_feast
+from hotplate.serving.coherence import Announcement, Coherence, server_of
+from hotplate.serving.events import Batch, Entity, from_feast
 from hotplate.serving.loaders import Loaders
 from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
@@ -321,19 +321,34 @@ class Runtime:
         try:
             self.event_logs.append(log, batch)
         finally:  # also after an error: part of the batch may have been written
-            self.forget_windows(log, batch.entities)
+            self.forget_computed(log, batch.entities)
 
-    def forget_windows(
-        self, log: Log, shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]] | None = None
+    def forget_computed(
+        self, log: Log, touched: Sequence[Entity] | None, *, is_announced: bool = False
     ) -> None:
-        """Forget what is computed from a log, of some entities or of all, here and elsewhere."""
+        """Forget what is computed from logs that were written to.
+
+        Args:
+            log: how they are stored.
+            touched: whose logs; None for all of them.
+            is_announced: whether other processes have been told already; see `announcements`.
+        """
         for name, cache in log.said.readers.items():
-            if shaped is None:
+            if touched is None:
                 self.domain.invalidate_views(self.domain.views_named(self.project, name))
             else:
-                self.domain.invalidate_entities(self.project, name, shaped)
-            if cache == "exact" and not self.event_logs.is_in_process:
-                self.coherence.announce(name, shaped)
+                self.domain.invalidate_entities(self.project, name, touched)
+            if cache == "exact" and not self.event_logs.is_in_process and not is_announced:
+                self.coherence.announce(name, touched)
+
+    def announcements(self, log: Log, touched: Sequence[Entity]) -> list[Announcement]:
+        """What `forget_computed` tells other processes, for who says it by itself."""
+        return [
+            one
+            for name, cache in log.said.readers.items()
+            if cache == "exact"
+            for one in self.coherence.announcements(name, touched)
+        ]
 
     def forget_entities(
         self, table: Any, shaped: Sequence[tuple[EntityShape, tuple[Any, ...]]], *, is_heard: bool

@@ -206,6 +206,15 @@ class EventLogs:
         """
         return self._place() is None
 
+    @property
+    def place(self) -> LogServer | None:
+        """The server that keeps the logs; None where they are this process's own.
+
+        Raises:
+            ConfigError: the deployment does not say where they are kept.
+        """
+        return self._place()
+
     def log(self, table: Any) -> Log:
         """The log of an event view."""
         return self._log(table.name, table.tags[EVENTS_TAG])
@@ -296,16 +305,16 @@ class EventLogs:
 
     def append(self, log: Log, batch: Batch) -> None:
         """Write the events of a batch."""
-        events, counters = batch.events, log.counters
-        counters.add(len(events), batch.dropped)
-        if batch.dropped and self._seldom.is_time():
-            _log.warning("%s: events were dropped: %s", log.said.view, _shown(batch.dropped))
-        if not len(events):
+        self.count(log, batch)
+        if not len(batch.events):
             return
-        now_ms = self._clock.wall_ns() // _NS_A_MS
-        oldest_ms = now_ms - log.plan.event.lateness_ms - log.plan.event.slack_ms
-        counters.delayed += int((events.ts < oldest_ms).sum())
         self._write(log, batch)
+        self.append_to_others(log, batch)
+
+    def append_to_others(self, log: Log, batch: Batch) -> None:
+        """Write the events of a batch to the other layouts that are there; see `Layouts`."""
+        if not len(batch.events):
+            return
         for tag in self.layouts.others(log.said.view, log.plan.fingerprint):
             other = self._log(log.said.view, tag)
             adapted = other.adapt(batch, log)
@@ -313,35 +322,69 @@ class EventLogs:
                 self._write(other, adapted)
 
     def _write(self, log: Log, batch: Batch) -> None:
-        events = batch.events
+        entries = self.entries(log, batch)
+        lengths = self.state(log).append_many(entries)
+        self.note_lengths(log, entries, lengths)
+
+    def count(self, log: Log, batch: Batch, as_of_ms: int | None = None) -> None:
+        """Count what becomes of a batch.
+
+        Args:
+            log: whose events they are.
+            batch: the events.
+            as_of_ms: as for `note_lengths`.
+        """
+        events, counters = batch.events, log.counters
+        counters.add(len(events), batch.dropped)
+        if batch.dropped and self._seldom.is_time():
+            _log.warning("%s: events were dropped: %s", log.said.view, _shown(batch.dropped))
+        now_ms = self._clock.wall_ns() // _NS_A_MS if as_of_ms is None else as_of_ms
+        oldest_ms = now_ms - log.plan.event.lateness_ms - log.plan.event.slack_ms
+        counters.delayed += int((events.ts < oldest_ms).sum())
+
+    def entries(self, log: Log, batch: Batch) -> list[tuple[bytes, bytes]]:
+        """What a batch appends: for each of its entities the log's key, and the records."""
         order = np.argsort(batch.owners, kind="stable")
-        raw, size = log.records.pack(events)[order].tobytes(), log.records.size
+        raw, size = log.records.pack(batch.events)[order].tobytes(), log.records.size
         ends = np.cumsum(np.bincount(batch.owners, minlength=len(batch.entities))) * size
         starts = [0, *ends[:-1].tolist()]
-        entries = [
+        return [
             (log.key(*entity), raw[start:end])
             for entity, start, end in zip(batch.entities, starts, ends.tolist(), strict=True)
         ]
-        lengths = self.state(log).append_many(entries)
-        self._note_lengths(log, entries, lengths)
 
-    def _note_lengths(
-        self, log: Log, entries: Sequence[tuple[bytes, bytes]], lengths: Sequence[int]
+    def note_lengths(
+        self,
+        log: Log,
+        entries: Sequence[tuple[bytes, bytes]],
+        lengths: Sequence[int],
+        as_of_ms: int | None = None,
     ) -> None:
-        """Have logs folded that have grown by another few kilobytes."""
+        """Have logs folded that have grown by another few kilobytes.
+
+        Args:
+            log: how they are stored.
+            entries: what was appended to which.
+            lengths: how long each is since.
+            as_of_ms: how far whoever appends has come in what it reads, if it may be behind the
+                clock: what it has yet to read may be a duplicate of what is not so old by then.
+        """
         grown = {
-            key: log
+            key: (log, as_of_ms)
             for (key, data), length in zip(entries, lengths, strict=True)
             if (length - len(data)) // _FOLD_BYTES != length // _FOLD_BYTES
         }
         if grown:
             self.compaction.submit(grown)
 
-    def _compact(self, due: Mapping[bytes, Log]) -> None:
-        for key, log in due.items():
+    def _compact(self, due: Mapping[bytes, tuple[Log, int | None]]) -> None:
+        for key, (log, as_of_ms) in due.items():
             state = self.state(log)
             blob = state.get(key)
-            fold = log.compactor.fold(blob, self._clock.wall_ns() // _NS_A_MS) if blob else None
+            if not blob:
+                continue
+            now_ms = self._clock.wall_ns() // _NS_A_MS
+            fold = log.compactor.fold(blob, now_ms if as_of_ms is None else min(now_ms, as_of_ms))
             if fold is not None:
                 log.counters.folds += state.swap(key, fold)
 

@@ -17,7 +17,7 @@ every policy but `noeviction`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ConfigError, ServerError
@@ -57,7 +57,9 @@ class LogServer:
     """
 
     def __init__(self, server: RedisServer, timeout_s: float) -> None:
-        self._pool = Pool(server, timeout_s)
+        self.server = server
+        self.timeout_s = timeout_s
+        self.pool = Pool(server, timeout_s)
         self._is_checked = False
         self.term = 0
         """Goes up whenever it was connected to anew: it may then have lost what it was given."""
@@ -73,11 +75,11 @@ class LogServer:
         if not commands:
             return []
         try:
-            replies = self._pool.ask(commands)
+            replies = self.pool.ask(commands)
         except ServerError:
             self.term += 1
-            self._pool.renew()
-            replies = self._pool.ask(commands)
+            self.pool.renew()
+            replies = self.pool.ask(commands)
         for reply in replies:
             if isinstance(reply, CommandRefused):
                 raise _explained(reply)
@@ -85,8 +87,8 @@ class LogServer:
 
     def check(self) -> None:
         """Make sure that the server keeps what it is given."""
-        for node in self._pool.server.topology().nodes:
-            wire = self._pool.server.wire(node)
+        for node in self.pool.server.topology().nodes:
+            wire = self.pool.server.wire(node)
             try:
                 policy = _policy_of(wire.ask("INFO", "memory"))
             except CommandRefused as error:
@@ -106,7 +108,7 @@ class LogServer:
 
     def close(self) -> None:
         """Close the connections; a later call opens new ones."""
-        self._pool.drop()
+        self.pool.drop()
 
 
 class RedisState:
@@ -137,16 +139,29 @@ class RedisState:
 
     def _append(self, entries: Sequence[tuple[bytes, bytes]]) -> list[int]:
         commands: list[Command] = [(key, (b"APPEND", key, data)) for key, data in entries]
+        due = self.due([key for key, _ in entries])
+        commands += [(key, (b"PEXPIRE", key, self.life_ms)) for key in due]
+        lengths = self._server.ask(commands)[: len(entries)]
+        self.note_extended(due)
+        return lengths
+
+    @property
+    def life_ms(self) -> int:
+        """How long a log is given to live when its life is extended."""
+        return self._ttl_ms + 2 * self._margin_ms
+
+    def due(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of some logs whose life must be extended with what is appended to them now."""
         # an older clock than that of a moment ago only extends once more
         period = int(time.monotonic() * 1_000) // self._margin_ms
         if period != self._period or len(self._extended) > _EXTENDED_MAX:
             self._period, self._extended = period, set()
         extended = self._extended
-        due = [key for key, _ in entries if key not in extended]
-        commands += [(key, (b"PEXPIRE", key, self._ttl_ms + 2 * self._margin_ms)) for key in due]
-        lengths = self._server.ask(commands)[: len(entries)]
-        extended.update(due)
-        return lengths
+        return [key for key in keys if key not in extended]
+
+    def note_extended(self, keys: Iterable[bytes]) -> None:
+        """The life of logs has been extended just now."""
+        self._extended.update(keys)
 
     def get(self, key: bytes) -> bytes | None:
         """See `State.get`."""

@@ -1,4 +1,4 @@
-"""What the commands have in common: the repo's folder, and errors as one line."""
+"""What every command does with the feature repo: finds it, opens it, says what is wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def chdir_option(function: _F) -> _F:
-    """Adds `--chdir`."""
+    """The option that names the feature repo's folder."""
     return click.option(
         "--chdir",
         "-c",
@@ -44,7 +44,7 @@ def told() -> Iterator[None]:
 
 
 def open_store(folder: Path) -> Any:
-    """The Feast store of a repo."""
+    """The Feast store of a feature repo; ends the command where there is none."""
     from feast import FeatureStore
 
     if not (folder / "feature_store.yaml").is_file():
@@ -58,7 +58,7 @@ def open_store(folder: Path) -> Any:
 
 
 def fail(message: str) -> NoReturn:
-    """Say what is wrong, without what is secret, and exit with 1."""
+    """End the command with exit code 1; passwords in the message are not shown."""
     for secret in _SECRETS:
         message = secret.sub(r"\1***", message)
     click.echo(f"hotplate: {message}", err=True)
