@@ -147,8 +147,8 @@ class Bank:
 
 def bank(folder: Path, online: dict[str, Any], project: str, **changes: Any) -> Bank:
     """A bank over a wrapped store; `changes` are those of `windowed_view`, or of the repo."""
-    settings = changes.pop("settings", {})
-    repo = Repo(folder, dict(online), project=project, provider=PROVIDER, settings=settings)
+    options = {name: changes.pop(name) for name in ("settings", "clock") if name in changes}
+    repo = Repo(folder, dict(online), project=project, provider=PROVIDER, **options)
     source = payments(folder)
     usual: dict[str, Any] = {
         "name": "activity",

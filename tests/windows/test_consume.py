@@ -270,11 +270,11 @@ def test_killed_at_any_exchange_and_away_for_hours(
 ) -> None:
     """Meanwhile the logs are folded, which forgets ids: still each payment counts once."""
     wires = Wires(monkeypatch)
-    exchange, is_over = 0, False
+    whole, exchange, is_over = shop.stream, 0, False
     while not is_over:
         exchange += 1
         cards = (2 * exchange, 2 * exchange + 1)
-        shop.stream = f"{shop.stream}:{exchange}"
+        shop.stream = f"{whole}:{exchange}"
         now = shop.shop.now
         events = [Payment(cards[n % 2], now - n - 1, now, f"{exchange}-{n}", 100) for n in range(8)]
         shop.add(*events)

@@ -223,7 +223,6 @@ class Consumer:
             ConfigError: a right is missing, a server evicts, or a key holds something else.
             HotplateError: the event view is not in the registry any more.
         """
-        self._stop.clear()
         self._reset()
         try:
             while not self._stop.is_set():
@@ -241,6 +240,7 @@ class Consumer:
                 yield self.so_far(trouble)
             yield self.so_far()
         finally:
+            self._stop.clear()  # not before: it may be told to stop before it has begun
             self._leave()
 
     # -- one step -------------------------------------------------------------------------------
