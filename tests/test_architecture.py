@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": PURE
     | {"serving", "online_store", "handle", "hotplate", "operations", "cli_repo", "cli_windows"},
     "cli_repo": PURE,
-    "cli_windows": PURE | {"hotplate", "operations", "cli_repo"},
+    "cli_windows": PURE | {"hotplate", "operations", "training", "cli_repo"},
     "hotplate": PURE | {"serving", "online_store", "handle", "windowed", "windows"},
 }
 # third-party packages that only one room may know

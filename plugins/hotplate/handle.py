@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,20 @@ from hotplate.online_store import CachedOnlineStore
 from hotplate.operations.consume import Consumer, ConsumerSettings
 from hotplate.operations.cursors import CursorFile, Position, Selection, state_folder
 from hotplate.operations.doctor import examine
+from hotplate.operations.entities import EntityReader
+from hotplate.operations.explain import Explanation, explain
 from hotplate.operations.findings import Finding
 from hotplate.operations.ingest import Ingested, Ingestion, tables_of
 from hotplate.operations.invalidate import Invalidation
 from hotplate.operations.purge import Limits, Progress, Purge
+from hotplate.operations.seed import Seed, Seeded
 from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.entities import Target, as_columns
 from hotplate.serving.policies import feature_views_of, group_of, resolve_all
 from hotplate.serving.reader import MatrixReader
 from hotplate.serving.runtime import Runtime
 from hotplate.stats import CacheStats, GroupCounters
-from hotplate.windowed import event_log_of
+from hotplate.windowed import event_log_of, windowed_of
 
 __all__ = ["Hotplate", "of"]
 
@@ -319,6 +322,74 @@ class Hotplate:
             if to_offline:
                 self._store.write_to_offline_store(event_view, stamped.to_pandas())
         return total
+
+    def seed(self, event_view: str, events: Path | None = None) -> Iterator[Seeded]:
+        """Fill the logs of an event view from history, beside whatever goes on; see `Seed`.
+
+        Args:
+            event_view: the second result of `windowed_view(...)`, by name.
+            events: a Parquet file or folder of all events, by the column names of the batch source;
+                the batch source itself if left out.
+
+        Yields:
+            How far it is; the last one says that all is done. What is left off keeps what is done.
+
+        Raises:
+            KeyError: there is no such event view.
+            TrainingError: a column is missing, or cannot be what the view declares.
+            ServerError: the server does not answer.
+        """
+        return Seed(
+            self._store, self.runtime, _event_view(self._targets(event_view), event_view)
+        ).run(events)
+
+    def retire(self, event_view: str) -> int:
+        """Write events of an event view to its present layout alone, once every process reads it.
+
+        Processes that still have an older registry would miss what happens from now on: wait for
+        `registry.cache_ttl_seconds` after the last `feast apply`. What older layouts hold expires.
+
+        Returns:
+            How many layouts are not written to any more.
+
+        Raises:
+            KeyError: there is no such event view.
+            WindowStateError: the present layout has not been seeded.
+            ServerError: the server does not answer.
+        """
+        logs = self.runtime.event_logs
+        log = logs.log(_event_view(self._targets(event_view), event_view))
+        logs.layouts.ensure_complete(event_view, log.plan.fingerprint)
+        others = set(logs.layouts.known(event_view)) - {log.plan.fingerprint}
+        for fingerprint in others:
+            logs.layouts.retire(event_view, fingerprint)
+        return len(others)
+
+    def explain(self, view: str, entity: str | Mapping[str, Any]) -> Explanation:
+        """Why a windowed view answers what it answers for an entity, now.
+
+        Args:
+            view: the windowed view.
+            entity: `{"card_id": 7}`, or as text `"card_id=7"`.
+
+        Raises:
+            KeyError: there is no such view, or a join key is missing.
+            EntityError: the text is no entity of the view.
+            WindowStateError: the log lacks history, or is damaged.
+            ServerError: the server does not answer.
+        """
+        target = next((one for one in self._targets(view) if one.view == view), None)
+        if target is None or windowed_of(target.table) is None:
+            raise KeyError(f"{view!r} is no windowed view")
+        if isinstance(entity, str):
+            entity = EntityReader(target.declared).from_text(entity)
+        columns, count = as_columns(entity)
+        if count != 1:
+            raise KeyError("name one entity")
+        (found,) = target.read(columns)
+        runtime = self.runtime
+        runtime.policies.renew(self._store.registry, self._store.project, runtime.clock.now_ns())
+        return explain(runtime, target.table, *found)
 
     def consume(
         self, event_view: str, stream: str, settings: ConsumerSettings | None = None

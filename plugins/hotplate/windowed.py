@@ -57,6 +57,7 @@ __all__ = [
     "WindowedView",
     "WindowedViews",
     "event_log_of",
+    "read_event_log",
     "windowed_of",
     "windowed_view",
 ]
@@ -167,8 +168,8 @@ def windowed_view(
         skew: an event stamped further in the future than this when it arrives does not count.
         scales: decimals kept of a column; 2 for floats, none for integers.
         profile: `"default"`: windows up to 1 h are exact, longer ones move in steps of at most
-            1/60 of their length. `"exact"`: all are exact. `"hot"`: none need be, for entities
-            with more than one event a second.
+            1/24 of their length (20 min for a day, 2 h for 7 days, 12 h for 30 days). `"exact"`:
+            all are exact. `"hot"`: none need be, for entities with more than one event a second.
         delay: the windows end this long before now, for values that become known late.
         cache: `"exact"`: a cached row is dropped when an event arrives and when time alone changes
             it. `"never"`: nothing is cached. `"ttl"`: a cached row may be as old as `ttl`, whatever
@@ -248,11 +249,18 @@ def event_log_of(table: Any) -> EventLog | None:
         WindowSpecError: the tag cannot be read.
     """
     written = (getattr(table, "tags", None) or {}).get(EVENTS_TAG)
-    if written is None:
-        return None
-    said = _load(table.name, EVENTS_TAG, written, ("spec", "windows", "readers"))
+    return None if written is None else read_event_log(table.name, written)
+
+
+def read_event_log(view: str, written: str) -> EventLog:
+    """What the tag of an event view says.
+
+    Raises:
+        WindowSpecError: the tag cannot be read.
+    """
+    said = _load(view, EVENTS_TAG, written, ("spec", "windows", "readers"))
     windows = tuple(Window(*numbers) for numbers in said["windows"])
-    return EventLog(table.name, EventSpec.from_json(said["spec"]), windows, said["readers"])
+    return EventLog(view, EventSpec.from_json(said["spec"]), windows, said["readers"])
 
 
 # -- the parts of a declaration -------------------------------------------------------------------

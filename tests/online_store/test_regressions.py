@@ -275,7 +275,9 @@ def test_a_last_value_passed_its_limit_while_another_row_was_loaded(make_repo: R
     repo.hot.get_online_features(["v:age"], ONE)
     repo.clock.advance(50)
     engine = repo.cache.runtime.engine
-    engine._asked_again_ns = dict.fromkeys(engine.domain.views_named(repo.project, "v"), 2**62)
+    engine._last_good.asked_again_ns = dict.fromkeys(
+        engine.domain.views_named(repo.project, "v"), 2**62
+    )
     asked = slow_loads(repo, 20)
     assert repo.hot.get_online_features(features, ONE).to_dict()["age"] == [10]
     assert len(asked) == 2  # the row of w, then that of v, which had become too old meanwhile

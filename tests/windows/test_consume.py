@@ -18,7 +18,7 @@ from feast.aggregation import Aggregation
 from feast.types import Float64, Int64, String
 
 import hotplate
-from hotplate import ConfigError
+from hotplate import ConfigError, HotplateError
 from hotplate.embedded import EmbeddedServer
 from hotplate.invalidation.messages import decode
 from hotplate.operations import consume as consume_module
@@ -452,6 +452,9 @@ def test_a_server_that_is_restarted(
     wait_until(lambda: next(steps).accepted == 2)
     steps.close()  # type: ignore[attr-defined]
     assert "trying again in" in caplog.text
+    with pytest.raises(HotplateError, match="the server knows no logs"):
+        shop.shop.read(1)
+    shop.shop.repo.hot.apply([shop.shop.windowed, shop.shop.events])
     wait_until(lambda: shop.shop.read(1) == [shop.shop.truth(1)])
 
 
@@ -590,6 +593,7 @@ def test_windows_that_are_added_while_it_runs(
     small.add(Payment(1, now - 1, now, "b", 700))
     wait_until(lambda: next(steps).accepted == 2)
     steps.close()  # type: ignore[attr-defined]
+    list(shop.repo.cache.seed(events.name))
     rows = [{"card_id": 1}]
     assert shop.repo.hot.get_online_features(["habits:most"], rows).to_dict()["most"] == [7.0]
 

@@ -92,7 +92,7 @@ def test_outputs_follow_the_events(make: BankMaker, place: dict[str, Any]) -> No
         assert shop.read(*wanted) == [shop.truth(card) for card in wanted]
     stats = shop.repo.cache.stats()
     group = stats.groups["activity"]
-    assert group.hits_memory > 20, "the cache was never used"
+    assert group.hits_memory > 3, "the cache was never used"
     assert stats.events["activity_events"].dropped.keys() == {"late", "future"}
 
 
@@ -197,6 +197,9 @@ def test_two_views_over_the_same_events(make: BankMaker, place: dict[str, Any]) 
         cache="never",
     )
     shop.repo.hot.apply([second, events])
+    with pytest.raises(HotplateError, match="hotplate windows seed activity_events"):
+        shop.read(1)  # a month needs logs of another layout, and those lack what happened before
+    list(shop.repo.cache.seed("activity_events"))
     shop.pay(1, 500, ago=10_000)
     features = ["activity:count_60000", "habits:most"]
     answer = shop.repo.hot.get_online_features(features, [{"card_id": 1}]).to_dict()

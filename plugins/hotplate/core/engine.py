@@ -26,15 +26,12 @@ References: singleflight of Go's x/sync; leases in Nishtala et al., "Scaling Mem
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 from hotplate.clock import Clock
 from hotplate.codec import is_absent, stamp_of
 from hotplate.contracts import (
-    Found,
     Lease,
     LoadRequest,
     SharedRows,
@@ -44,9 +41,11 @@ from hotplate.contracts import (
     View,
 )
 from hotplate.core.flights import Flight, Flights
+from hotplate.core.last_good import LastGood
 from hotplate.core.refresh import Refresher
 from hotplate.core.request import Answer, Bound, Reading, Want, aged
-from hotplate.core.steps import CallStep, LoadStep, PauseStep, Steps, WaitStep, run, run_async
+from hotplate.core.sharing import Sharing
+from hotplate.core.steps import LoadStep, PauseStep, Steps, WaitStep, run, run_async
 from hotplate.invalidation.local import Domain
 from hotplate.keys import Key
 from hotplate.stats import GroupCounters
@@ -56,13 +55,10 @@ __all__ = ["Answer", "Bound", "Engine", "Want"]
 
 
 _NEVER: Final = b"\xff" * 8
-_LEFT_ALONE_NS: Final = 1_000_000_000
 # Waiting for a message to be heard: up to about a millisecond in steps that the system makes 60 us
 # long. In a flood of messages a reader goes on after that, as if they had not arrived yet.
 _HEARING_S: Final = 0.00001
 _HEARING_STEPS: Final = 16
-_PAUSE_S: Final = 0.002
-_PAUSE_MAX_S: Final = 0.02
 
 
 class Engine:
@@ -92,9 +88,11 @@ class Engine:
         self.flights = Flights()
         self.source_batches = 0
         self.refresher = Refresher(self._refresh)
-        self._asked_again_ns: dict[View, int] = {}
+        self._last_good = LastGood(self.memory, clock)
+        self._sharing = Sharing(self.memory, domain, clock, self._ask_source)
         self._counters: dict[str, GroupCounters] = {}
         self._counters_of: dict[View, GroupCounters] = {}
+        self._counters_of_token: dict[int, GroupCounters] = {}
         domain.join(self)
 
     # -- counting -------------------------------------------------------------------------------
@@ -102,7 +100,9 @@ class Engine:
     def counters(self, group: str, view: View) -> GroupCounters:
         """The counters of a group; from now on the view counts as the group's."""
         found = self._counters.setdefault(group, GroupCounters(group))
-        self._counters_of[view] = found
+        if self._counters_of.get(view) is not found:
+            self._counters_of[view] = found
+            self._counters_of_token.clear()
         return found
 
     def group_counters(self) -> Mapping[str, GroupCounters]:
@@ -128,8 +128,13 @@ class Engine:
             setattr(counters, name, getattr(counters, name) + 1)
 
     def _counters_by_token(self, token: int) -> GroupCounters | None:
-        view = self.domain.view_of(token)
-        return None if view is None else self._counters_of.get(view)
+        counters = self._counters_of_token.get(token)
+        if counters is None:
+            view = self.domain.view_of(token)
+            counters = None if view is None else self._counters_of.get(view)
+            if counters is not None:
+                self._counters_of_token[token] = counters
+        return counters
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -154,8 +159,8 @@ class Engine:
             self._look(reading, want)
         while reading.missing:
             missing, reading.missing = reading.missing, {}
-            if self._asked_again_ns:
-                self._stand_in(reading, missing)
+            if self._last_good.asked_again_ns:
+                self._last_good.stand_in(reading, missing)
             yield from self._load_missing(reading, missing)
             if not reading.missing:
                 self._look_again(reading)
@@ -303,7 +308,7 @@ class Engine:
                 if shared is None or not shared.is_usable:
                     yield from self._ask_source(to_load, rows)
                 else:
-                    yield from self._ask_shared(shared, reading, to_load, rows, tiers)
+                    yield from self._sharing.ask(shared, reading, to_load, rows, tiers)
         except BaseException as error:
             is_sources = isinstance(error, Exception)
             if flight is not None:
@@ -311,7 +316,7 @@ class Engine:
                 flight.rows = rows
                 flight.crash(error if is_sources else None)
             lost = {key: want for key, want in to_load.items() if key not in rows}
-            if not is_sources or not self._take_last_good(reading, lost, error):
+            if not is_sources or not self._last_good.take(reading, lost, error):
                 raise
             to_load = {key: want for key, want in to_load.items() if key in rows}
             flight = None
@@ -323,133 +328,6 @@ class Engine:
             tier = reading.origins[key] = tiers.get(key, Tier.SOURCE)
             if tier is Tier.SOURCE:
                 reading.loaded.add(key)
-
-    def _ask_shared(
-        self,
-        shared: SharedRows,
-        reading: Reading,
-        to_load: dict[Key, Want],
-        rows: dict[Key, bytes],
-        tiers: dict[Key, Tier],
-    ) -> Steps[None]:
-        """Take rows that other processes loaded, load what none of them has or is loading.
-
-        Args:
-            shared: the shared tier.
-            reading: the request.
-            to_load: what it wants.
-            rows: where the rows are put.
-            tiers: where it is put which of them came from the shared tier.
-        """
-        waiting = {key: want for key, want in to_load.items() if _is_shareable(want, reading)}
-        to_ask: dict[Key, Want] = {}
-        if len(waiting) < len(to_load):
-            to_ask = {key: want for key, want in to_load.items() if key not in waiting}
-        give_up_s = time.monotonic() + 2 * shared.lease_s  # time for one holder to die
-        pause_s = _PAUSE_S
-        while waiting or to_ask:
-            slots: dict[Key, Any] = {}
-            if waiting:
-                versions = self.memory.versions(waiting)
-                found = yield CallStep(
-                    partial(shared.look, [(want.view, key) for key, want in waiting.items()])
-                )
-                taken, slots, to_claim = self._judge_shared(reading, waiting, found, versions)
-                rows.update(taken)
-                tiers.update(dict.fromkeys(taken, Tier.SHARED))
-                if len(taken) == len(waiting) and not to_ask:
-                    return
-                busy = {
-                    key: want
-                    for (key, want), one in zip(waiting.items(), found, strict=True)
-                    if one.is_busy
-                }
-                if to_claim:
-                    claims = yield CallStep(partial(shared.claim, [slots[k] for k in to_claim]))
-                    for key, one in zip(to_claim, claims, strict=True):
-                        if one.is_busy:
-                            busy[key] = waiting[key]
-                        if one.slot is None:
-                            del slots[key]
-                        else:
-                            slots[key] = one.slot
-                to_ask |= {
-                    key: want
-                    for key, want in waiting.items()
-                    if key not in taken and key not in busy
-                }
-                waiting = busy
-            if to_ask:
-                yield from self._load_for_all(shared, to_ask, slots, rows)
-                to_ask = {}
-            elif waiting:
-                yield PauseStep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
-            if waiting and (time.monotonic() > give_up_s or not shared.is_usable):
-                to_ask, waiting = waiting, {}  # whoever loads it takes too long
-
-    def _judge_shared(
-        self,
-        reading: Reading,
-        wanted: Mapping[Key, Want],
-        found: Sequence[Found],
-        versions: Sequence[int],
-    ) -> tuple[dict[Key, bytes], dict[Key, Any], list[Key]]:
-        """Keep the rows that are fresh enough, with the age they have.
-
-        Returns:
-            These rows; the slots of the others; and which of those are to be claimed before the
-            source is asked. The entry that a refresh replaces stays there for the others.
-        """
-        taken: dict[Key, bytes] = {}
-        slots: dict[Key, Any] = {}
-        to_claim: list[Key] = []
-        items = []
-        now_ns = self.clock.now_ns()
-        for (key, want), one, version in zip(wanted.items(), found, versions, strict=True):
-            row = one.row
-            if row is not None:
-                bound = want.bound
-                age_ns = now_ns - stamp_of(row)
-                is_due = reading.is_refresh and bound.is_refresh_due(row, age_ns)
-                if age_ns > bound.expiry_ns(row):
-                    row = None
-                elif not is_due:
-                    taken[key] = row
-                    want.counters.hits_shared += 1
-                    items.append((key, row, version))
-                    continue
-            if one.slot is not None:
-                slots[key] = one.slot
-                if row is None:
-                    to_claim.append(key)
-        if items:
-            self.memory.fill(items, self.domain.is_current)
-        return taken, slots, to_claim
-
-    def _load_for_all(
-        self,
-        shared: SharedRows,
-        to_ask: dict[Key, Want],
-        slots: dict[Key, Any],
-        rows: dict[Key, bytes],
-    ) -> Steps[None]:
-        """Load keys, and put into the shared tier those that this process was to load."""
-        try:
-            yield from self._ask_source(to_ask, rows)
-        except Exception:
-            if slots:
-                yield CallStep(partial(shared.release, list(slots.values())))
-            raise
-        now_ns = self.clock.now_ns()
-        items = [
-            (slot, rows[key], life_ns)
-            for key, slot in slots.items()
-            if (life_ns := to_ask[key].bound.expiry_ns(rows[key]) - now_ns + stamp_of(rows[key]))
-            > 0
-        ]
-        if items:
-            yield CallStep(partial(shared.fill, items))
 
     def _ask_source(
         self, to_load: dict[Key, Want], rows: dict[Key, bytes]
@@ -485,7 +363,7 @@ class Engine:
                     f"{want.view.identity.view!r} for {len(keys)} entities"
                 )
             want.counters.loads += len(keys)
-            self._asked_again_ns.pop(want.view, None)
+            self._last_good.asked_again_ns.pop(want.view, None)
             jitter = os.urandom(len(keys))
             fresh = {
                 key: stamp + jitter[index : index + 1] + body
@@ -506,7 +384,7 @@ class Engine:
         """Use what another request's flight brought, or ask again."""
         if flight.error is not None and flight.keys <= set(asked):
             lost = {key: want for key, want in wanted.items() if key not in flight.rows}
-            if not self._take_last_good(reading, lost, flight.error):
+            if not self._last_good.take(reading, lost, flight.error):
                 raise flight.error
             wanted = {key: want for key, want in wanted.items() if key in flight.rows}
         reading.now_ns = self.clock.now_ns()
@@ -518,53 +396,6 @@ class Engine:
                 want.counters.coalesced += 1
                 reading.answer_of[key] = row
                 reading.origins[key] = Tier.SOURCE
-
-    def _take_last_good(
-        self, reading: Reading, wanted: Mapping[Key, Want], error: BaseException
-    ) -> bool:
-        """Let the last value stand in for a failing source, where every policy allows it."""
-        if reading.is_refresh:
-            return False  # nobody waits for it: what is in memory stays there
-        now_ns = self.clock.now_ns()  # a source may take minutes to fail
-        stand_in: dict[Key, bytes] = {}
-        for key, want in wanted.items():
-            row = self._last_good(key, want.bound, now_ns)
-            if row is None:
-                return False
-            stand_in[key] = row
-        for key, row in stand_in.items():
-            self._answer_last_good(reading, key, wanted[key], row)
-            self._asked_again_ns[wanted[key].view] = now_ns + _LEFT_ALONE_NS
-        return True
-
-    def _stand_in(self, reading: Reading, missing: dict[Key, Want]) -> None:
-        """Spare a source that just failed: who may be answered by the last value does not wait.
-
-        One request in a while asks it again.
-        """
-        now_ns = self.clock.now_ns()
-        for view in {want.view for want in missing.values()} & self._asked_again_ns.keys():
-            if self._asked_again_ns.get(view, 0) <= now_ns:
-                self._asked_again_ns[view] = now_ns + _LEFT_ALONE_NS  # by this request
-                continue
-            for key, want in list(missing.items()):
-                row = self._last_good(key, want.bound, now_ns) if want.view is view else None
-                if row is not None:
-                    self._answer_last_good(reading, key, want, row)
-                    del missing[key]
-
-    def _last_good(self, key: Key, bound: Bound, now_ns: int) -> bytes | None:
-        """The last value, where the policy lets it stand in."""
-        limit_ns = bound.policy.last_good_ns
-        row = self.memory.peek(key) if bound.policy.is_cached else None
-        if limit_ns is None or row is None or now_ns - stamp_of(row) > limit_ns:
-            return None
-        return row
-
-    def _answer_last_good(self, reading: Reading, key: Key, want: Want, row: bytes) -> None:
-        want.counters.last_good += 1
-        reading.answer_of[key] = row
-        reading.origins[key] = Tier.LAST_GOOD
 
     # -- refreshing -----------------------------------------------------------------------------
 
@@ -607,6 +438,7 @@ class Engine:
     def forget_tokens(self, tokens: frozenset[int]) -> int:
         """Drop every entry under these tokens; returns the rows dropped."""
         dropped = self.memory.forget_tokens(tokens)
+        self._counters_of_token.clear()
         self.flights.detach_tokens(tokens)
         return dropped
 
@@ -615,8 +447,3 @@ class Engine:
         self.flights.restart_after_fork()
         self.memory.restart_after_fork()
         self.refresher.restart_after_fork()
-
-
-def _is_shareable(want: Want, reading: Reading) -> bool:
-    bound = want.bound
-    return bound.policy.is_cached and bound.lease.is_valid(reading.now_ns)

@@ -172,7 +172,7 @@ class Consumer:
 
     def _prepare(self) -> None:
         """Make sure of the server, the group and the rights."""
-        self._runtime.event_logs.check()
+        self._runtime.event_logs.check_place()
         start = self._settings.start
         if self._group.create(start.encode()):
             _log.info("stream %r: group made, begins at %s", self.stream, start)

@@ -16,7 +16,9 @@ from hotplate.operations.servers import Use, examine_server
 from hotplate.policy import ResolvedPolicy
 from hotplate.servers.redis import RedisServer
 from hotplate.serving.coherence import server_of
+from hotplate.serving.policies import feature_views_of
 from hotplate.serving.runtime import Runtime
+from hotplate.serving.windows import is_event_view
 from hotplate.sizes import format_bytes
 
 __all__ = ["examine"]
@@ -55,11 +57,39 @@ def examine(
     for use in uses:
         found += examine_server(use)
     found += _one_server_for_both(uses)
+    found += _event_logs(store, runtime)
     secrets = _secrets(use.server for use in uses)
     return [_without(secrets, finding) for finding in found]
 
 
 _APPLY: Final = "run feast apply, or correct the registry's settings"
+
+
+def _event_logs(store: FeatureStore, runtime: Runtime) -> list[Finding]:
+    """Where windowed views find their events, and whether all of them are there."""
+    try:
+        views = feature_views_of(store.registry, store.project)
+    except Exception:  # noqa: BLE001 - said above, where the policies are looked at
+        return []
+    found = []
+    for view in (one for one in views if is_event_view(one)):
+        check = f"event view {view.name}"
+        try:
+            logs = runtime.event_logs
+            log = logs.log(view)
+            logs.check_place()
+            logs.layouts.ensure_complete(view.name, log.plan.fingerprint)
+            others = len(logs.layouts.known(view.name)) - 1
+        except HotplateError as error:
+            found.append(Finding(check, ERROR, str(error)))
+            continue
+        if others > 0:
+            seen = f"its logs are complete; its events are also written to {others} older layouts"
+            fix = f"hotplate windows retire {view.name}, once every process has the new registry"
+            found.append(Finding(check, WARNING, seen, fix))
+        else:
+            found.append(Finding(check, OK, "its logs are complete, on a server that keeps them"))
+    return found
 
 
 # -- this process ---------------------------------------------------------------------------------

@@ -31,14 +31,14 @@ TIER: Final = (
 )
 """Commands of the shared tier; its scripts use no others."""
 
+LOGS: Final = ("append", "get", "pexpire", "set", "eval", "hset", "hgetall", "hdel", "info")
+"""Commands of the event logs of windowed views; the script that folds them uses no others."""
+
 CHANNEL: Final = ("client|id", "client|tracking", "subscribe", "publish")
 """Commands of the event channel."""
 
 CLUSTER_CHANNEL: Final = ("ssubscribe", "spublish", "cluster|slots", "cluster|info")
 """What it needs besides in a cluster."""
-
-LOGS: Final = ("get", "append", "pexpire", "eval", "set", "info")
-"""Commands of event logs; `set` in a script only."""
 
 CONSUMER: Final = (
     "xgroup|create",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from hotplate.errors import CommandRefused, ServerError
@@ -37,7 +37,7 @@ class Wire:
     Used by one thread at a time. Any error but `CommandRefused` leaves it closed.
     """
 
-    __slots__ = ("_connection", "_gets", "_is_open", "_not_enough", "node")
+    __slots__ = ("_connection", "_is_open", "_not_enough", "_reader", "node")
 
     def __init__(self, node: Node, connection: Any) -> None:
         from redis._parsers.hiredis import NOT_ENOUGH_DATA
@@ -46,8 +46,7 @@ class Wire:
         self._connection = connection
         self._is_open = True
         reader = getattr(connection._parser, "_reader", None)
-        # None: redis-py without hiredis
-        self._gets: Callable[[bool], Any] | None = getattr(reader, "gets", None)
+        self._reader: Any = reader if hasattr(reader, "gets") else None  # without hiredis
         self._not_enough = NOT_ENOUGH_DATA
 
     def send(self, *commands: Sequence[Any]) -> None:
@@ -95,20 +94,25 @@ class Wire:
         """
         if not self._is_open:  # redis-py would connect again, and nobody would know
             raise ServerError(f"{self.node}: the connection was closed")
-        gets = self._gets
+        reader = self._reader
         replies: list[Any] = []
         try:
-            if gets is None:
+            if reader is None:
                 self._connection.send_packed_command((packed,), check_health=False)
                 return [self.read_or_refusal() for _ in range(count)]
             sock = self._connection._sock
             began_s = time.monotonic()
             sock.sendall(packed)
-            self._feed(sock.recv(_RECEIVE_BYTES))
+            received = sock.recv(_RECEIVE_BYTES)
             while len(replies) < count:
-                reply = gets(False)
+                if received is not None:
+                    if not received:
+                        raise ConnectionError("the server closed the connection")
+                    reader.feed(received)
+                    received = None
+                reply = reader.gets(False)
                 if reply is self._not_enough:
-                    self._feed(self._receive_by(sock, began_s))
+                    received = self._receive_by(sock, began_s)
                 elif isinstance(reply, Exception):
                     replies.append(self._as_refusal(reply))
                 else:
@@ -156,11 +160,6 @@ class Wire:
                     yield reply
         except (RedisError, OSError, AttributeError, ValueError) as error:
             raise self._lost(error) from None
-
-    def _feed(self, received: bytes) -> None:
-        if not received:
-            raise ConnectionError("the server closed the connection")
-        self._connection._parser._reader.feed(received)
 
     def _receive_by(self, sock: Any, began_s: float) -> bytes:
         """More of a reply: one that trickles in never lets the socket's own timeout pass."""

@@ -324,17 +324,20 @@ class Runtime:
             self.forget_computed(log, batch.entities)
 
     def forget_computed(
-        self, log: Log, touched: Sequence[Entity], *, is_announced: bool = False
+        self, log: Log, touched: Sequence[Entity] | None, *, is_announced: bool = False
     ) -> None:
-        """Forget what is computed from logs that were appended to.
+        """Forget what is computed from logs that were written to.
 
         Args:
             log: how they are stored.
-            touched: whose logs.
+            touched: whose logs; None for all of them.
             is_announced: whether other processes have been told already; see `announcements`.
         """
         for name, cache in log.said.readers.items():
-            self.domain.invalidate_entities(self.project, name, touched)
+            if touched is None:
+                self.domain.invalidate_views(self.domain.views_named(self.project, name))
+            else:
+                self.domain.invalidate_entities(self.project, name, touched)
             if cache == "exact" and not self.event_logs.is_in_process and not is_announced:
                 self.coherence.announce(name, touched)
 

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -26,9 +27,10 @@ from hotplate.forks import restart_in_children
 from hotplate.keys import EntityShape, values_of
 from hotplate.seldom import Seldom
 from hotplate.serving.events import Batch
+from hotplate.serving.layouts import Layouts
 from hotplate.stats import EventCounters, EventStats
 from hotplate.tiers.entries import entity_of
-from hotplate.windowed import EventLog, WindowedView, event_log_of, windowed_of
+from hotplate.windowed import EventLog, WindowedView, read_event_log, windowed_of
 from hotplate.windows.compaction import Compactor
 from hotplate.windows.errors import WindowSpecError
 from hotplate.windows.kernel import Reader
@@ -80,6 +82,7 @@ class Log:
 
     Args:
         said: what the event view's tag says.
+        tag: that tag.
         project: the Feast project.
         counters: of what becomes of its events.
 
@@ -89,8 +92,9 @@ class Log:
         compactor: folds it.
     """
 
-    def __init__(self, said: EventLog, project: str, counters: EventCounters) -> None:
+    def __init__(self, said: EventLog, tag: str, project: str, counters: EventCounters) -> None:
         self.said = said
+        self.tag = tag
         self.counters = counters
         every = [Aggregate(f"n{i}", "count", "", one) for i, one in enumerate(said.windows)]
         self.plan = LogPlan.of([WindowSpec(said.spec, tuple(every))])
@@ -99,6 +103,15 @@ class Log:
         parts = (project, said.view, self.plan.fingerprint)
         self.name = "hotplate:window:" + "".join(quote(part, safe="") + ":" for part in parts)
         self._prefixes: dict[EntityShape, bytes] = {}
+
+    def adapt(self, batch: Batch, log: Log) -> Batch | None:
+        """A batch of another layout's, for this one; None where it lacks a column of this one."""
+        held = [(one.name, one.kind, one.scale) for one in log.said.spec.columns]
+        own = [(one.name, one.kind, one.scale) for one in self.said.spec.columns]
+        if not set(own) <= set(held) or self.said.spec.event_id != log.said.spec.event_id:
+            return None
+        values = batch.events.values[:, [held.index(one) for one in own]]
+        return replace(batch, events=replace(batch.events, values=values))
 
     def key(self, shape: EntityShape, values: tuple[Any, ...]) -> bytes:
         """The key of an entity's log."""
@@ -172,6 +185,7 @@ class EventLogs:
         self._compiled: dict[tuple[str, str], _Compiled] = {}
         self._states: dict[str, State] = {}
         self._places: dict[str, LogServer | None] = {}
+        self._layouts: dict[str, Layouts] = {}
         self._counters: dict[str, EventCounters] = {}
         self._seldom = Seldom()
         self.compaction = Refresher(self._compact)
@@ -203,18 +217,22 @@ class EventLogs:
 
     def log(self, table: Any) -> Log:
         """The log of an event view."""
-        name = (table.name, table.tags[EVENTS_TAG])
-        found = self._logs.get(name)
+        return self._log(table.name, table.tags[EVENTS_TAG])
+
+    def _log(self, view: str, tag: str) -> Log:
+        found = self._logs.get((view, tag))
         if found is None:
-            said = event_log_of(table)
-            assert said is not None
-            counters = self._counters.setdefault(table.name, EventCounters())
-            found = self._logs.setdefault(name, Log(said, self._project, counters))
+            counters = self._counters.setdefault(view, EventCounters())
+            made = Log(read_event_log(view, tag), tag, self._project, counters)
+            found = self._logs.setdefault((view, tag), made)
         return found
 
-    def log_under(self, table: Any) -> Log:
-        """The log that a windowed view is computed from."""
-        return self.compiled(table).log
+    @property
+    def layouts(self) -> Layouts:
+        """Which layouts of logs there are."""
+        if "made" not in self._layouts:
+            self._layouts.setdefault("made", Layouts(self._project, self._place()))
+        return self._layouts["made"]
 
     def compiled(self, table: Any) -> _Compiled:
         """A windowed view, ready to be read.
@@ -261,16 +279,27 @@ class EventLogs:
             found = self._states.setdefault(log.name, made)
         return found
 
-    def check(self) -> None:
-        """Make sure that the logs are kept where nothing is evicted.
+    def check_place(self) -> None:
+        """Make sure that logs are kept where nothing is evicted.
 
         Raises:
-            ConfigError: they are not.
-            ServerError: the server does not answer.
+            ConfigError: the server evicts.
+            ServerError: it does not answer.
         """
         place = self._place()
         if place is not None:
             place.check()
+
+    def admit(self, logs: Iterable[Log]) -> None:
+        """Make sure that logs are kept where nothing is evicted, and enter their layouts.
+
+        Raises:
+            ConfigError: the server evicts.
+            ServerError: it does not answer.
+        """
+        self.check_place()
+        for log in logs:
+            self.layouts.admit(log.said.view, log.plan.fingerprint, log.tag)
 
     # -- in -------------------------------------------------------------------------------------
 
@@ -279,6 +308,20 @@ class EventLogs:
         self.count(log, batch)
         if not len(batch.events):
             return
+        self._write(log, batch)
+        self.append_to_others(log, batch)
+
+    def append_to_others(self, log: Log, batch: Batch) -> None:
+        """Write the events of a batch to the other layouts that are there; see `Layouts`."""
+        if not len(batch.events):
+            return
+        for tag in self.layouts.others(log.said.view, log.plan.fingerprint):
+            other = self._log(log.said.view, tag)
+            adapted = other.adapt(batch, log)
+            if adapted is not None:
+                self._write(other, adapted)
+
+    def _write(self, log: Log, batch: Batch) -> None:
         entries = self.entries(log, batch)
         lengths = self.state(log).append_many(entries)
         self.note_lengths(log, entries, lengths)
@@ -357,6 +400,7 @@ class EventLogs:
         for request in requests:
             try:
                 compiled = self.compiled(request.table)
+                self._ensure_complete(compiled.log)
                 shape = request.view.identity.shape
                 keys = [compiled.log.key(shape, values_of(key)) for key in request.keys]
                 ready.append((compiled, request, keys))
@@ -371,10 +415,14 @@ class EventLogs:
                 continue
             compiled, request, keys = part
             try:
+                self._ensure_complete(compiled.log)  # once more: it may have come back empty
                 answers[index] = compiled.pack(request, [next(blobs) for _ in keys], wall_ns)
             except Exception as error:  # noqa: BLE001 - as above
                 answers[index] = error
         return answers
+
+    def _ensure_complete(self, log: Log) -> None:
+        self.layouts.ensure_complete(log.said.view, log.plan.fingerprint)
 
     def _read(
         self, parts: Sequence[tuple[_Compiled, LoadRequest, list[bytes]]]

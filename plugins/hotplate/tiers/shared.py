@@ -35,8 +35,8 @@ another one each time, and the tier then finds nothing; one that does not say wh
 
 *Never in the way.* Every exchange has a deadline, connecting included, which happens on the side.
 With the first failure a breaker opens, and the tier is left alone until a probe on the side
-succeeds. An invalidation that could not be carried out
-keeps the breaker open until it has been: this process never reads what it failed to delete.
+succeeds. An invalidation that could not be carried out keeps the tier from being read until it has
+been: this process never reads what it failed to delete.
 
 Reference: leases after Nishtala et al., "Scaling Memcache at Facebook" (NSDI 2013).
 """
@@ -46,7 +46,6 @@ from __future__ import annotations
 import logging
 import os
 import struct
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +63,7 @@ from hotplate.servers.connector import NotConnectedYet
 from hotplate.servers.pool import CONNECT_TIMEOUT_S, Command, Packed, Pool, Primaries
 from hotplate.servers.redis import RedisServer
 from hotplate.stats import SharedStats
+from hotplate.tiers.debts import Debts
 from hotplate.tiers.entries import (
     BODY_AT,
     EVERY_VIEW,
@@ -77,28 +77,19 @@ from hotplate.tiers.entries import (
     generations_of,
     prefix_of,
 )
+from hotplate.tiers.scripts import FILL, RELEASE, USED_IN_SCRIPTS, script, whole
 
-__all__ = ["SCRIPTS", "SharedBounds", "SharedTier"]
+__all__ = ["SharedBounds", "SharedTier"]
 
 _CLOCKS: Final = struct.Struct(">QQ")
 _CLOCKS_AT: Final = BODY_AT - _CLOCKS.size
+_IDENTITY_BYTES: Final = _CLOCKS_AT - HEAD.size
 _STAMP_BYTES: Final = 8
 _LONGEST_MS: Final = 24 * 3_600_000
 _BATCH: Final = 500
 _HEADS_MAX: Final = 1_024
-_OWED_MAX: Final = 50_000
 _BUSY: Final = Found(is_busy=True)
 _FULL: Final = ("OOM", "MISCONF")
-# Replaces the value of a key only where it still is what the caller saw.
-_FILL: Final = (
-    b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
-    b"redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) return 1 end return 0"
-)
-_RELEASE: Final = (
-    b"if redis.call('GET', KEYS[1]) == ARGV[1] then "
-    b"return redis.call('UNLINK', KEYS[1]) end return 0"  # the user's rights hold in scripts, too
-)
-_IN_SCRIPTS: Final = ("get", "set", "unlink")
 _log = logging.getLogger("hotplate.shared")
 
 
@@ -140,22 +131,10 @@ class SharedTier:
         self._generations_at = generations_of(project)
         self._places: dict[View, _Place] = {}
         self._heads: dict[tuple[View, ...], Packed] = {}
-        self._start_clean()
+        self._debts = Debts(EVERY_VIEW)
         self.rejected = self.too_large = self.refused = self.errors = 0
         self._lease_ms = max(1, int(bounds.lease_s * 1000))
         self._seldom: dict[str, Seldom] = {}
-
-    def _start_clean(self) -> None:
-        self._owed_keys: set[bytes] = set()
-        self._owed_fields: set[bytes] = set()
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-
-    def _notice_fork(self) -> None:
-        if self._pid != os.getpid():  # what the parent owes, the child has not deleted either
-            owed = self._owed_keys, self._owed_fields
-            self._start_clean()
-            self._owed_keys, self._owed_fields = set(owed[0]), set(owed[1])
 
     @property
     def lease_s(self) -> float:
@@ -165,7 +144,7 @@ class SharedTier:
     @property
     def is_usable(self) -> bool:
         """Whether it may be asked: it answers, and nothing is owed to it."""
-        if self._breaker.is_closed and not self.owed:
+        if self._breaker.is_closed and not self._debts:
             return True
         self._breaker.keep_probing()
         return False
@@ -173,7 +152,7 @@ class SharedTier:
     @property
     def owed(self) -> int:
         """Invalidations that could not be carried out yet."""
-        return len(self._owed_keys) + len(self._owed_fields)
+        return len(self._debts)
 
     # -- keys -----------------------------------------------------------------------------------
 
@@ -263,7 +242,7 @@ class SharedTier:
         try:
             replies = self._run(
                 [
-                    _script(_FILL, slot.key, slot.seen, token, self._lease_ms)
+                    script(FILL, slot.key, slot.seen, token, self._lease_ms)
                     if slot.seen is not None
                     else (slot.key, ("SET", slot.key, token, "NX", "GET", "PX", self._lease_ms))
                     for slot in slots
@@ -291,16 +270,15 @@ class SharedTier:
         self, key: bytes, entry: bytes, origin: bytes, server_us: int, wall_us: int, now_ns: int
     ) -> bytes | None:
         """The row of an entry with the stamp it would have here; None if it does not verify."""
-        if len(entry) <= BODY_AT or entry[0] != VERSION:
+        if (
+            len(entry) <= BODY_AT
+            or entry[0] != VERSION
+            or zlib.crc32(entry[HEAD.size :], zlib.crc32(key)).to_bytes(4, "big") != entry[1:5]
+        ):
             self.rejected += 1
             return None
-        checksum = int.from_bytes(entry[1:5], "big")
-        if zlib.crc32(entry[HEAD.size :], zlib.crc32(key)) != checksum:
-            self.rejected += 1
-            return None
-        identity = entry[HEAD.size : _CLOCKS_AT]
-        if identity != origin[: _CLOCKS_AT - HEAD.size]:
-            if identity[:8] != origin[:8]:
+        if not entry.startswith(origin[:_IDENTITY_BYTES], HEAD.size):
+            if not entry.startswith(origin[:8], HEAD.size):
                 self.rejected += 1  # another schema; another generation is no fault of the entry
             return None
         read_server_us, read_wall_us = _CLOCKS.unpack_from(entry, _CLOCKS_AT)
@@ -348,17 +326,17 @@ class SharedTier:
             if len(body) > self.bounds.max_bytes:
                 self.too_large += 1
                 self._say("too large", "a row of %d bytes stays out of the shared tier", len(body))
-                commands.append(_script(_RELEASE, slot.key, slot.seen))
+                commands.append(script(RELEASE, slot.key, slot.seen))
                 continue
             rest = slot.origin + body
             head = HEAD.pack(VERSION, zlib.crc32(rest, zlib.crc32(slot.key)))
             life_ms = min(_LONGEST_MS, max(1, life_ns // 1_000_000))
-            commands.append(_script(_FILL, slot.key, slot.seen, head + rest, life_ms))
+            commands.append(script(FILL, slot.key, slot.seen, head + rest, life_ms))
         self._try(commands)
 
     def release(self, slots: Iterable[Any]) -> None:
         """Give leases back: the load failed, let another process try."""
-        self._try([_script(_RELEASE, slot.key, slot.seen) for slot in slots])
+        self._try([script(RELEASE, slot.key, slot.seen) for slot in slots])
 
     def _try(self, commands: Sequence[Command]) -> None:
         if not commands or not self.is_usable:
@@ -377,12 +355,11 @@ class SharedTier:
             if isinstance(reply, CommandRefused):
                 key, command = commands[index]
                 if reply.code == "NOSCRIPT":
-                    whole = ("EVAL", _SOURCES[command[1]], *command[2:])
-                    (replies[index],) = self._pool.ask([(key, whole)])
+                    (replies[index],) = self._pool.ask([(key, whole(command))])
                 answer = replies[index]
                 if isinstance(answer, CommandRefused) and answer.code != "WRONGTYPE":
                     if "script" in str(answer):  # a server does not say what was refused in it
-                        raise ServerError(f"{answer} It needs {rights.shown(_IN_SCRIPTS)}.")
+                        raise ServerError(f"{answer} It needs {rights.shown(USED_IN_SCRIPTS)}.")
                     raise answer
         return replies
 
@@ -438,7 +415,7 @@ class SharedTier:
             self._carry_out(keys, fields)
         except ServerError as error:
             self.errors += 1
-            self._owe(keys, fields)
+            self._debts.add(keys, fields)
             self._breaker.failed(error)
             self._say("forget", "the shared tier is left alone, invalidations wait: %s", error)
 
@@ -453,30 +430,8 @@ class SharedTier:
     def _owe_if_open(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> bool:
         if self.is_usable:
             return False
-        self._owe(keys, fields)
+        self._debts.add(keys, fields)
         return True
-
-    def _owe(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> None:
-        """Note what the server has to be told before anything is read from it again."""
-        self._notice_fork()
-        with self._lock:
-            self._owed_keys.update(keys)
-            self._owed_fields.update(fields)
-            if len(self._owed_keys) > _OWED_MAX:
-                self._owed_fields.add(EVERY_VIEW)
-                self._owed_keys.clear()
-
-    def _pay(self) -> None:
-        """Carry out what is owed."""
-        while self.owed:
-            with self._lock:
-                keys, self._owed_keys = self._owed_keys, set()
-                fields, self._owed_fields = self._owed_fields, set()
-            try:
-                self._carry_out(list(keys), list(fields))
-            except BaseException:
-                self._owe(list(keys), list(fields))
-                raise
 
     def _must(self, commands: Sequence[Command], wait_s: float | None = None) -> list[Any]:
         replies = self._pool.ask(commands, wait_s)
@@ -496,7 +451,7 @@ class SharedTier:
     def _recover(self) -> None:
         """Whether the server is back; the invalidations it missed come first."""
         self._pool.renew()
-        self._pay()
+        self._debts.pay(self._carry_out)
 
     def reconnect(self) -> None:
         """Another primary may have taken over: leave the tier alone until it was asked."""
@@ -543,19 +498,3 @@ class _Slot(NamedTuple):
 # the same without the arguments' names: a request makes one of each for each of its keys
 _slot: Final[Callable[[tuple[bytes, bytes | None, bytes]], _Slot]] = partial(tuple.__new__, _Slot)
 _found: Final[Callable[[tuple[bytes | None, _Slot, bool]], Found]] = partial(tuple.__new__, Found)
-
-
-def _script(source: bytes, key: bytes, *arguments: Any) -> Command:
-    return key, ("EVALSHA", _DIGESTS[source], 1, key, *arguments)
-
-
-def _sha1(source: bytes) -> bytes:
-    from hashlib import sha1
-
-    return sha1(source, usedforsecurity=False).hexdigest().encode()
-
-
-_DIGESTS: Final[Mapping[bytes, bytes]] = {source: _sha1(source) for source in (_FILL, _RELEASE)}
-_SOURCES: Final[Mapping[bytes, bytes]] = {digest: source for source, digest in _DIGESTS.items()}
-SCRIPTS: Final = tuple(_DIGESTS)
-"""Everything that is run on the server."""

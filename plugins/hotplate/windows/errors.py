@@ -24,20 +24,23 @@ class WindowSpecError(HotplateError):
 
 
 class WindowStateError(HotplateError):
-    """Stored state is truncated, damaged, foreign, or of another layout or version.
+    """Stored state is truncated, damaged, foreign, of another layout or version, or not there.
 
     Attributes:
         position: which of the logs of a read, counted from 0; None where only one was given.
     """
 
-    def __init__(self, problem: str, *, position: int | None = None) -> None:
+    def __init__(
+        self,
+        problem: str,
+        *,
+        position: int | None = None,
+        fix: str = "Seed the event view again: `hotplate windows seed`.",
+    ) -> None:
         self.problem = problem
         self.position = position
         where = "" if position is None else f" of entity {position}"
-        super().__init__(
-            f"window state{where}: {problem}. "
-            "Delete the key and backfill it from the offline store."
-        )
+        super().__init__(f"window state{where}: {problem}. {fix}")
 
 
 class ClockBehindError(WindowStateError):

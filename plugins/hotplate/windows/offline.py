@@ -9,8 +9,9 @@ online (`events.accept`, `finalize.Finalizer`). What differs is how the integers
    arrival stays, as online.
 3. The edges of a window are two binary searches for (entity, moment). What lies between them is
    answered from prefix sums and from tables of range minima, in the same time for any length.
-4. At t only events with `arrival <= t` are visible. A running maximum of the arrivals says up to
-   which event all are; only the few from there to t are looked at one by one.
+4. At t only events with `arrival <= t` are visible. Each event is hidden from the rows between its
+   ts and its arrival, which follow one another where rows are sorted by (entity, t). So the hidden
+   events of each row are listed without looking at any other, and taken out of its ranges.
 
 Sums are integers modulo 2**64 where the greatest possible result fits 64 bits, whatever the prefix
 sums run up to, and limbs as in `exact` where it does not.
@@ -29,7 +30,7 @@ from hotplate.windows.errors import WindowSpecError
 from hotplate.windows.events import Events
 from hotplate.windows.exact import Floats, Integers
 from hotplate.windows.finalize import Finalizer, Partials
-from hotplate.windows.range_distinct import Additions
+from hotplate.windows.pieces import Holes
 from hotplate.windows.range_statistics import Ranges, RangeStatistics
 from hotplate.windows.spec import WindowSpec
 
@@ -77,8 +78,9 @@ def outputs_at(
             of `spec.event`. Duplicates and any order are allowed.
         keys: int64 (n), the entity of each event: dense codes from 0, the same as in `moments`.
         moments: the rows; entities without events are allowed.
-        max_events: of a partition. Memory beside the arguments and the result is some 200 bytes
-            per column and event of the largest partition, or of the largest entity if it has more.
+        max_events: of a partition. Memory beside the arguments and the result is some 200 bytes for
+            each numeric column and event of the largest partition, 1.3 kB for each column whose
+            different values are counted; or of the largest entity, if it has more events.
         progress: called with the number of rows done since the last call.
 
     Returns:
@@ -153,7 +155,7 @@ def _partitions(
     event_ends = np.cumsum(np.bincount(keys, minlength=count))
     row_ends = np.cumsum(np.bincount(moments.keys, minlength=count))
     # (entity, moment) must fit one number; one entity always does
-    span = 4 + max(_extent(events.ts), _extent(events.arrivals))
+    span = 4 + max(_extent(events.ts), _extent(moments.t_ms))
     max_keys = min(max(_MAX_COMPOSITE // span, 1), max_events)
     begin = event_begin = row_begin = 0
     while begin < count:
@@ -209,53 +211,46 @@ class _History:
         self._timeline = _Timeline(events.ts[part.events])
         places = self._timeline.place(part.entities, events.ts[part.events])
         order = _first_arrivals(places, part.events, events)
-        index, entities = part.events[order], part.entities[order]
+        index, self._entities = part.events[order], part.entities[order]
         self._places = places[order]
-        self._arrivals = events.arrivals[index]
-        self._arrival_line = _Timeline(self._arrivals)
-        self._all_arrived = np.maximum.accumulate(
-            self._arrival_line.place(entities, self._arrivals)
-        )
-        self._statistics = RangeStatistics(finalize, events.values[index], entities)
+        self._ts, self._arrivals = events.ts[index], events.arrivals[index]
+        self._statistics = RangeStatistics(finalize, events.values[index], self._entities)
 
     def answers(self, part: _Part, moments: Moments) -> Iterator[tuple[_Index, Partials]]:
         """Some of the partition's rows at a time, and what is in their windows."""
         t_ms = moments.t_ms[part.rows].astype(np.int64, copy=False)
+        timeline = _Timeline(t_ms)
+        places = timeline.place(part.row_entities, t_ms)
         # neighbours in time look up neighbours in memory
-        order = np.argsort(self._timeline.place(part.row_entities, t_ms), kind="stable")
+        order = np.argsort(places, kind="stable")
         rows, entities, t_ms = part.rows[order], part.row_entities[order], t_ms[order]
-        ends = np.searchsorted(self._places, self._timeline.place(entities, t_ms))
-        arrived = np.searchsorted(
-            self._all_arrived, self._arrival_line.place(entities, t_ms), side="right"
+        hidden = _Hidden(
+            np.searchsorted(places[order], timeline.place(self._entities, self._ts), side="right"),
+            np.searchsorted(places[order], timeline.place(self._entities, self._arrivals)),
         )
-        work = np.cumsum(1 + np.maximum(ends - arrived, 0))
+        work = np.cumsum(1 + hidden.counts(len(rows)))
         at_once = max(_CELLS // (len(self._windows) * self._statistics.width), 1)
         begin = 0
         while begin < len(rows):
             done = int(work[begin - 1]) if begin else 0
             end = max(int(np.searchsorted(work, done + at_once, side="right")), begin + 1)
-            some = slice(begin, end)
-            ranges = self._ranges(entities[some], t_ms[some], ends[some], arrived[some])
-            yield rows[some], self._statistics.partials(ranges)
+            ranges = self._ranges(entities[begin:end], t_ms[begin:end])
+            holes = hidden.holes(begin, end, ranges)
+            yield rows[begin:end], self._statistics.partials(Ranges(ranges.lo, ranges.hi, holes))
             begin = end
 
-    def _ranges(self, entities: Integers, t_ms: Integers, ends: _Index, arrived: _Index) -> Ranges:
+    def _ranges(self, entities: Integers, t_ms: Integers) -> Ranges:
+        """What lies between the edges of each window, visible or not."""
         shape = (len(t_ms), len(self._windows))
         lo, hi = np.empty(shape, np.intp), np.empty(shape, np.intp)
         known: dict[tuple[int, int], _Index] = {}
         for number, window in enumerate(self._windows):
             lo[:, number] = self._search(entities, t_ms - window.reach_ms, window.hop_ms)
-            if not window.delay_ms:
-                hi[:, number] = ends
-                continue
-            key = (window.delay_ms, window.hop_ms)
-            if key not in known:
-                known[key] = self._search(entities, t_ms - window.delay_ms, window.hop_ms)
-            hi[:, number] = known[key]
-        additions = self._additions(t_ms, lo, hi, arrived)
-        np.minimum(hi, arrived[:, None], out=hi)
-        np.maximum(hi, lo, out=hi)
-        return Ranges(lo, hi, additions)
+            end = (window.delay_ms, window.hop_ms if window.delay_ms else 1)
+            if end not in known:
+                known[end] = self._search(entities, t_ms - end[0], end[1])
+            hi[:, number] = known[end]
+        return Ranges(lo, hi)
 
     def _search(self, entities: Integers, moments: Integers, hop_ms: int) -> _Index:
         """Position of the first event of each entity at or after a moment, floored to the hop."""
@@ -263,26 +258,44 @@ class _History:
             moments = moments // hop_ms * hop_ms
         return np.searchsorted(self._places, self._timeline.place(entities, moments))
 
-    def _additions(
-        self, t_ms: Integers, lo: _Index, hi: _Index, arrived: _Index
-    ) -> Additions | None:
-        """Visible events behind one that is not visible yet, cell by cell."""
-        counts = np.maximum(hi.max(axis=1) - arrived, 0)
-        rows = np.flatnonzero(counts)
-        if not rows.size:
+
+class _Hidden:
+    """Which events are not visible to which rows, though they have happened.
+
+    Args:
+        begins, ends: for each event the rows `[begins, ends)` that are after it and before its
+            arrival; empty where `ends <= begins`. `begins` ascends.
+    """
+
+    def __init__(self, begins: _Index, ends: _Index) -> None:
+        self._events = np.flatnonzero(ends > begins)
+        self._begins, self._ends = begins[self._events], ends[self._events]
+        self._furthest = np.maximum.accumulate(self._ends)
+
+    def counts(self, rows: int) -> _Index:
+        """How many each row does not see."""
+        steps = np.bincount(self._begins, minlength=rows + 1)
+        steps -= np.bincount(self._ends, minlength=rows + 1)
+        return np.cumsum(steps)[:rows]
+
+    def holes(self, begin: int, end: int, ranges: Ranges) -> Holes | None:
+        """Those that lie in the ranges of the rows `[begin, end)`."""
+        first = np.searchsorted(self._furthest, begin, side="right")
+        some = slice(first, np.searchsorted(self._begins, end))
+        begins = np.maximum(self._begins[some], begin)
+        counts = np.maximum(np.minimum(self._ends[some], end) - begins, 0)
+        if not counts.any():
             return None
-        counts = counts[rows]
-        row = np.repeat(rows, counts)
-        index = np.arange(len(row)) + np.repeat(arrived[rows] - np.cumsum(counts) + counts, counts)
-        is_visible = self._arrivals[index] <= t_ms[row]
-        row, index = row[is_visible], index[is_visible]
-        pair, window = np.nonzero((index[:, None] >= lo[row]) & (index[:, None] < hi[row]))
+        event = np.repeat(self._events[some], counts)
+        row = np.arange(len(event)) + np.repeat(begins - begin - np.cumsum(counts) + counts, counts)
+        lo, hi = ranges.lo[row], ranges.hi[row]
+        pair, window = np.nonzero((event[:, None] >= lo) & (event[:, None] < hi))
         if not pair.size:
             return None
-        cell = row[pair] * lo.shape[1] + window
-        order = np.argsort(cell, kind="stable")
-        cells, begins = np.unique(cell[order], return_index=True)
-        return Additions(cells, begins, index[pair[order]])
+        cell = row[pair] * ranges.lo.shape[1] + window
+        order = np.argsort(cell, kind="stable")  # events ascend, and stay so within a cell
+        cells, first_of = np.unique(cell[order], return_index=True)
+        return Holes(cells, first_of, event[pair[order]])
 
 
 def _first_arrivals(places: Integers, index: _Index, events: Events) -> _Index:

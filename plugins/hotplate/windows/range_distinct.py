@@ -22,7 +22,6 @@ neither overflows into the other, and the arithmetic is exact modulo 2**64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -31,9 +30,10 @@ import numpy.typing as npt
 from hotplate.windows.exact import Floats, Integers
 from hotplate.windows.hashing import NO_HASH
 from hotplate.windows.hyperloglog import REGISTERS, registers_of
+from hotplate.windows.pieces import Holes, pieces_of
 from hotplate.windows.range_extremes import RangeExtremes
 
-__all__ = ["Additions", "DistinctRanges"]
+__all__ = ["DistinctRanges"]
 
 _Words: TypeAlias = npt.NDArray[np.uint64]
 _Index: TypeAlias = npt.NDArray[np.intp]
@@ -45,25 +45,6 @@ _WEIGHTS: Final[_Words] = np.array(
     [0, *((1 << _COUNT_BIT) + (1 << _RANKS) - (1 << (_RANKS - r)) for r in range(1, _RANKS + 1))],
     np.uint64,
 )
-
-
-@dataclass(frozen=True)
-class Additions:
-    """Single events that belong to some of the ranges beside what lies in them.
-
-    Attributes:
-        cells: positions of those ranges among all, ascending, each once.
-        begins: where in `index` the events of each begin.
-        index: positions of the events in the sequence, ascending within a cell.
-    """
-
-    cells: _Index
-    begins: _Index
-    index: _Index
-
-    def spread(self) -> _Index:
-        """For each event its cell."""
-        return np.repeat(self.cells, np.diff(self.begins, append=len(self.index)))
 
 
 class DistinctRanges:
@@ -106,44 +87,48 @@ class DistinctRanges:
             count,
         )
 
-    def __call__(
-        self, lo: _Index, hi: _Index, additions: Additions | None
-    ) -> tuple[Floats, Integers]:
+    def __call__(self, lo: _Index, hi: _Index, holes: Holes | None) -> tuple[Floats, Integers]:
         """What `Partials` calls powers and zeros, each in the shape of `lo` and `hi`.
 
         Args:
             lo, hi: the ranges `[lo, hi)`.
-            additions: events that lie outside their range and belong to it nevertheless.
+            holes: events in them that do not belong to them.
         """
         shape = lo.shape
         lo, hi = lo.ravel(), hi.ravel()
         words = self._both(hi, lo + 1) - self._sums.take(lo) + self._left(lo, hi)
-        if additions is not None:
-            self._add(words, lo, hi, additions)
+        if holes is not None:
+            self._take_out(words, lo, hi, holes)
         zeros = REGISTERS - (words >> np.uint64(_COUNT_BIT)).astype(np.int64)
         missing = (words & _FRACTION).astype(np.int64)
         powers = np.ldexp(((REGISTERS << _RANKS) - missing).astype(np.float64), -_RANKS)
         return powers.reshape(shape), zeros.reshape(shape)
 
-    def _add(self, words: _Words, lo: _Index, hi: _Index, additions: Additions) -> None:
-        index, cells = additions.index, additions.spread()
+    def _take_out(self, words: _Words, lo: _Index, hi: _Index, holes: Holes) -> None:
+        """Let the registers of the holes show what the other events of their ranges give them."""
+        index, cells = holes.index, np.repeat(holes.cells, holes.counts)
         is_known = self._ranks[index] > 0
         index, cells = index[is_known], cells[is_known]
         if not index.size:
             return
-        # the greatest rank that is added to each register of each cell
+        # the holes of each register of each cell together, in order
         both = cells * REGISTERS + self._registers[index]
         order = np.argsort(both, kind="stable")
+        index, cells = index[order], cells[order]
         _, begins = np.unique(both[order], return_index=True)
-        added = np.maximum.reduceat(self._ranks[index[order]], begins)
-        index, cells = index[order][begins], cells[order][begins]
         first = self._groups[index] * (self._count + 1)
+        cuts = np.searchsorted(self._places, first + index)
+        first, cells = first[begins], cells[begins]
         begin = np.searchsorted(self._places, first + lo[cells])
         end = np.searchsorted(self._places, first + hi[cells])
         if self._tops is None:
             self._tops = RangeExtremes(self._ordered_ranks[:, None], np.maximum)
-        held = np.where(end > begin, self._tops(begin, end)[:, 0], 0)
-        np.add.at(words, cells, _WEIGHTS[np.maximum(added, held)] - _WEIGHTS[held])
+        pieces = pieces_of(begin, end, begins, cuts)
+        held = self._tops(pieces.lo, pieces.hi)[:, 0]
+        held[pieces.hi == pieces.lo] = 0
+        left = np.maximum.reduceat(held, pieces.begins)
+        shown = self._tops(begin, end)[:, 0]
+        np.add.at(words, cells, _WEIGHTS[left] - _WEIGHTS[shown])
 
 
 def _neighbours(groups: Integers, ranks: Integers) -> tuple[_Index, _Index]:

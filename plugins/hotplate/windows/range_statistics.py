@@ -18,7 +18,8 @@ import numpy.typing as npt
 from hotplate.windows.exact import Floats, Integers, as_limbs, squares
 from hotplate.windows.finalize import Finalizer, Partials
 from hotplate.windows.hashing import NO_HASH
-from hotplate.windows.range_distinct import Additions, DistinctRanges
+from hotplate.windows.pieces import Holes
+from hotplate.windows.range_distinct import DistinctRanges
 from hotplate.windows.range_extremes import RangeExtremes, take_rows
 from hotplate.windows.scaling import NO_VALUE
 
@@ -35,13 +36,13 @@ class Ranges:
     """Which events are in each cell (row, window).
 
     Attributes:
-        lo, hi: positions (rows, W): all of `[lo, hi)` are; `lo <= hi`.
-        additions: further events of some cells, behind their `hi`.
+        lo, hi: positions (rows, W): those of `[lo, hi)`; `lo <= hi`.
+        holes: except these.
     """
 
     lo: _Index
     hi: _Index
-    additions: Additions | None = None
+    holes: Holes | None = None
 
 
 class RangeStatistics:
@@ -76,12 +77,11 @@ class RangeStatistics:
 
     def partials(self, ranges: Ranges) -> Partials:
         """What is in the cells; shapes begin with that of `ranges.lo`."""
-        needs, more = self._needs, ranges.additions
+        needs, holes = self._needs, ranges.holes
         events = ranges.hi - ranges.lo
-        if more is not None:
-            flat = events.reshape(-1)
-            flat[more.cells] += np.diff(more.begins, append=len(more.index))
         most = int(events.max(initial=0))
+        if holes is not None:
+            events.reshape(-1)[holes.cells] -= holes.counts
         is_short = (
             most * self._largest**2 < _SMALL if "q" in needs else most * self._largest < _SMALL
         )
@@ -170,15 +170,13 @@ class RangeStatistics:
 
     def _extremes(self, ranges: Ranges, extremes: RangeExtremes, better: np.ufunc) -> Integers:
         found = extremes(ranges.lo, ranges.hi)
-        more = ranges.additions
-        if more is None:
-            return found
-        is_empty = ranges.hi == ranges.lo
-        worst = _HIGHEST if better is np.minimum else -_HIGHEST
-        found[is_empty] = worst
-        flat = found.reshape(-1, found.shape[-1])
-        added = better.reduceat(self._without_nulls(worst)[more.index], more.begins, axis=0)
-        flat[more.cells] = better(flat[more.cells], added)
+        holes = ranges.holes
+        if holes is not None:
+            pieces = holes.pieces(ranges.lo, ranges.hi)
+            each = extremes(pieces.lo, pieces.hi)
+            each[pieces.hi == pieces.lo] = _HIGHEST if better is np.minimum else -_HIGHEST
+            left = better.reduceat(each, pieces.begins, axis=0)
+            found.reshape(-1, found.shape[-1])[holes.cells] = left
         return found
 
     @cached_property
@@ -195,28 +193,36 @@ class RangeStatistics:
         return _with_end(np.minimum.accumulate(place[::-1], axis=0)[::-1], count)
 
     def _last(self, ranges: Ranges) -> Integers:
-        found = take_rows(self._known_before, np.maximum(ranges.hi - 1, 0))
-        found[ranges.hi == ranges.lo] = -1
-        found[found < ranges.lo[..., None]] = -1
-        more = ranges.additions
-        if more is not None:  # they lie behind the range
-            flat = found.reshape(-1, found.shape[-1])
-            place = np.where(self._is_known[more.index], more.index[:, None], -1)
-            added = np.maximum.reduceat(place, more.begins, axis=0)
-            flat[more.cells] = np.maximum(flat[more.cells], added)
+        found = self._last_places(ranges.lo, ranges.hi)
+        holes = ranges.holes
+        if holes is not None:
+            pieces = holes.pieces(ranges.lo, ranges.hi)
+            each = self._last_places(pieces.lo, pieces.hi)
+            left = np.maximum.reduceat(each, pieces.begins, axis=0)
+            found.reshape(-1, found.shape[-1])[holes.cells] = left
         return self._at(np.maximum(found, 0))
 
+    def _last_places(self, lo: _Index, hi: _Index) -> Integers:
+        """Where in each range the last value is, -1 if there is none."""
+        found = take_rows(self._known_before, np.maximum(hi - 1, 0))
+        found[(found < lo[..., None]) | (hi == lo)[..., None]] = -1
+        return found
+
     def _first(self, ranges: Ranges) -> Integers:
-        count = len(self._is_known)
-        found = take_rows(self._known_after, ranges.lo)
-        found[found >= ranges.hi[..., None]] = count
-        more = ranges.additions
-        if more is not None:
-            flat = found.reshape(-1, found.shape[-1])
-            place = np.where(self._is_known[more.index], more.index[:, None], count)
-            added = np.minimum.reduceat(place, more.begins, axis=0)
-            flat[more.cells] = np.minimum(flat[more.cells], added)
+        found = self._first_places(ranges.lo, ranges.hi)
+        holes = ranges.holes
+        if holes is not None:
+            pieces = holes.pieces(ranges.lo, ranges.hi)
+            each = self._first_places(pieces.lo, pieces.hi)
+            left = np.minimum.reduceat(each, pieces.begins, axis=0)
+            found.reshape(-1, found.shape[-1])[holes.cells] = left
         return self._at(found)
+
+    def _first_places(self, lo: _Index, hi: _Index) -> Integers:
+        """Where in each range the first value is, N if there is none."""
+        found = take_rows(self._known_after, lo)
+        found[found >= hi[..., None]] = len(self._is_known)
+        return found
 
     def _at(self, places: Integers) -> Integers:
         """The value at a place of its column."""
@@ -234,7 +240,7 @@ class RangeStatistics:
         shape = (*ranges.lo.shape, len(self._distinct))
         powers, zeros = np.empty(shape), np.empty(shape, np.int64)
         for number, column in enumerate(self._distinct_ranges):
-            powers[..., number], zeros[..., number] = column(ranges.lo, ranges.hi, ranges.additions)
+            powers[..., number], zeros[..., number] = column(ranges.lo, ranges.hi, ranges.holes)
         return powers, zeros
 
 
@@ -258,11 +264,13 @@ def _between(
     """Sums over ranges (rows, W, C) of `function` of the values."""
     out = take_rows(sums, ranges.hi)
     out -= take_rows(sums, ranges.lo)
-    more = ranges.additions
-    if more is not None:
-        added = values[more.index]
-        added = np.add.reduceat(added if function is None else function(added), more.begins, axis=0)
-        out.reshape(-1, out.shape[-1])[more.cells] += added
+    holes = ranges.holes
+    if holes is not None:
+        taken = values[holes.index]
+        taken = np.add.reduceat(
+            taken if function is None else function(taken), holes.begins, axis=0
+        )
+        out.reshape(-1, out.shape[-1])[holes.cells] -= taken
     return out
 
 
@@ -276,8 +284,8 @@ def _between_limbs(
     flat = sums.reshape(len(sums), -1)
     out = take_rows(flat, ranges.hi)
     out -= take_rows(flat, ranges.lo)
-    more = ranges.additions
-    if more is not None:
-        added = np.add.reduceat(function(values[more.index]), more.begins, axis=0)
-        out.reshape(-1, out.shape[-1])[more.cells] += added.reshape(len(added), -1)
+    holes = ranges.holes
+    if holes is not None:
+        taken = np.add.reduceat(function(values[holes.index]), holes.begins, axis=0)
+        out.reshape(-1, out.shape[-1])[holes.cells] -= taken.reshape(len(taken), -1)
     return out.reshape(*ranges.lo.shape, *sums.shape[1:])

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ConfigError, ServerError
+from hotplate.servers import rights
 from hotplate.servers.pool import Command, Pool
 from hotplate.servers.redis import RedisServer
 from hotplate.windows.compaction import Fold
@@ -60,6 +61,8 @@ class LogServer:
         self.timeout_s = timeout_s
         self.pool = Pool(server, timeout_s)
         self._is_checked = False
+        self.term = 0
+        """Goes up whenever it was connected to anew: it may then have lost what it was given."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Logs, in the order of the keys, in one round trip."""
@@ -74,11 +77,12 @@ class LogServer:
         try:
             replies = self.pool.ask(commands)
         except ServerError:
+            self.term += 1
             self.pool.renew()
             replies = self.pool.ask(commands)
         for reply in replies:
             if isinstance(reply, CommandRefused):
-                raise reply
+                raise _explained(reply)
         return replies
 
     def check(self) -> None:
@@ -171,6 +175,17 @@ class RedisState:
         """See `State.swap`."""
         command = (b"EVAL", _SWAP, 1, key, fold.expected, fold.consumed, fold.blob)
         return bool(self._server.ask([(key, command)])[0])
+
+
+def _explained(refusal: CommandRefused) -> CommandRefused:
+    said = str(refusal)
+    # what a script may not use is told without the code, in words of each server's own
+    if refusal.code != "NOPERM" and "executing the script" not in said and "ACL" not in said:
+        return refusal
+    needed = rights.shown(rights.LOGS)
+    return CommandRefused(
+        f"online_store.windows: {refusal}. The user needs ~{rights.KEYS} {needed}", refusal.code
+    )
 
 
 def _policy_of(info: Any) -> bytes:
