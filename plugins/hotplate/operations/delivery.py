@@ -260,7 +260,7 @@ class Way:
         """What goes into which log."""
         batch = readout.batch
         # older layouts, while there are any, get theirs at least once: duplicates are left out
-        self._runtime.event_logs.append_to_others(log, batch)
+        self.runtime.event_logs.append_to_others(log, batch)
         words = log.records.pack(batch.events)
         parcels = [Parcel(log.key(*entity), [], []) for entity in batch.entities]
         for at, owner in enumerate(batch.owners.tolist()):
