@@ -173,12 +173,12 @@ class Book:
         ).to_dict()
         return answer
 
-    def keys(self, name: str, ids: Sequence[int]) -> Mapping[bytes, object]:
-        """The logs of entities of a view, as compaction is given them."""
+    def keys(self, name: str, ids: Sequence[int]) -> Mapping[bytes, tuple[object, None]]:
+        """The logs of entities of a view, as compaction is given them, as of now."""
         view = self.views[name].events
         log = self.cache.runtime.event_logs.log(view)
         shape = declared_shape(view)
-        return {log.key(shape, (int(one),)): log for one in ids}
+        return {log.key(shape, (int(one),)): (log, None) for one in ids}
 
     def fold(self, sample: Sample) -> None:
         """Fold all logs, and those that asked for it themselves."""
