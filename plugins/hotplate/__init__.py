@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         PolicyError,
     )
     from hotplate.handle import Hotplate, of
+    from hotplate.operations.consume import Consumer
+    from hotplate.operations.consume_settings import Consumed, ConsumerSettings
     from hotplate.policy import CachePolicy, ResolvedPolicy, TTLMap
     from hotplate.serving.reader import MatrixAnswer, MatrixReader
     from hotplate.serving.response import CachedResponse
@@ -37,6 +39,9 @@ __all__ = [
     "CacheStats",
     "CachedResponse",
     "ConfigError",
+    "Consumed",
+    "Consumer",
+    "ConsumerSettings",
     "Freshness",
     "GroupStats",
     "Hotplate",
@@ -66,6 +71,9 @@ _HOMES: Final = {
     "CacheStats": "hotplate.stats",
     "CachedResponse": "hotplate.serving.response",
     "ConfigError": "hotplate.errors",
+    "Consumed": "hotplate.operations.consume_settings",
+    "Consumer": "hotplate.operations.consume",
+    "ConsumerSettings": "hotplate.operations.consume_settings",
     "Freshness": "hotplate.contracts",
     "GroupStats": "hotplate.stats",
     "Hotplate": "hotplate.handle",

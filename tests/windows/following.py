@@ -12,6 +12,7 @@ from typing import Any
 import redis as redis_client
 
 from hotplate.operations.consume import Consumed, Consumer, ConsumerSettings
+from hotplate.serving.runtime import declared_shape
 from hotplate.windows.log import LogFormat
 
 from .bank import Bank, Payment, bank
@@ -81,34 +82,32 @@ class Following:
 
     # -- the logs ---------------------------------------------------------------------------
 
-    def _log(self) -> Any:
-        return self.shop.repo.cache.runtime.event_logs.log(self.shop.events)
+    def _log(self, view: Any = None) -> Any:
+        return self.shop.repo.cache.runtime.event_logs.log(view or self.shop.events)
 
-    def key(self, card: int) -> bytes:
-        """The key of a card's log."""
-        from hotplate.serving.runtime import declared_shape
-
-        key: bytes = self._log().key(declared_shape(self.shop.events), (card,))
+    def key(self, card: int, view: Any = None) -> bytes:
+        """The key of a card's log, in the layout of an event view."""
+        key: bytes = self._log(view).key(declared_shape(self.shop.events), (card,))
         return key
 
-    def events_in(self, card: int) -> int:
+    def events_in(self, card: int, view: Any = None) -> int:
         """How many events lie in a card's log, copies of one counted each."""
-        blob = self.client.get(self.key(card)) or b""
-        log = LogFormat(self._log().plan)
+        blob = self.client.get(self.key(card, view)) or b""
+        log = LogFormat(self._log(view).plan)
         head = log.head(blob)
         in_tiles = 0 if head is None else int(head.tiles["events"].sum())
         rest = len(blob) - (0 if head is None else head.size)
         return in_tiles + rest // log.records.size
 
-    def fold(self, *cards: int) -> None:
+    def fold(self, *cards: int, view: Any = None) -> None:
         """Fold logs as of now, as any process may at any time."""
-        log, logs = self._log(), self.shop.repo.cache.runtime.event_logs
+        log, logs = self._log(view), self.shop.repo.cache.runtime.event_logs
         state = logs.state(log)
         for card in cards:
-            blob = state.get(self.key(card))
+            blob = state.get(self.key(card, view))
             fold = log.compactor.fold(blob, self.shop.now) if blob else None
             if fold is not None:
-                assert state.swap(self.key(card), fold)
+                assert state.swap(self.key(card, view), fold)
 
 
 def following(folder: Path, server: Any, **changes: Any) -> Following:

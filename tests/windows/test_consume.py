@@ -7,6 +7,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -272,7 +273,33 @@ def test_killed_at_any_exchange_and_away_for_hours(
     shop: Following, monkeypatch: pytest.MonkeyPatch, *, is_after: bool
 ) -> None:
     """Meanwhile the logs are folded, which forgets ids: still each payment counts once."""
-    wires = Wires(monkeypatch)
+    kill_at_every_exchange(shop, Wires(monkeypatch), [shop.shop.events], is_after=is_after)
+
+
+@pytest.mark.parametrize("place", ["redis", "redis_cluster"], indirect=True)
+def test_killed_at_any_exchange_while_there_are_two_layouts(
+    shop: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each payment counts once in either."""
+    before = copy(shop.shop.events)
+    before.tags = dict(before.tags)
+    views = hotplate.windowed_view(
+        name="habits", entities=[CARD], events=shop.shop.events, aggregations=[_most()]
+    )
+    shop.shop.repo.hot.apply([*views])
+    list(shop.shop.repo.cache.seed(EVENTS))
+    assert shop.key(1) != shop.key(1, before)
+    kill_at_every_exchange(shop, Wires(monkeypatch), [before, shop.shop.events], is_after=True)
+
+
+def kill_at_every_exchange(
+    shop: Following, wires: Wires, views: list[Any], *, is_after: bool
+) -> None:
+    """Of one delivery after the other, until one comes to its end.
+
+    Args:
+        views: the event view in each layout that there is.
+    """
     whole, exchange, is_over = shop.stream, 0, False
     while not is_over:
         exchange += 1
@@ -290,10 +317,12 @@ def test_killed_at_any_exchange_and_away_for_hours(
             pass
         wires.kill_at(-1, is_after=False)
         shop.shop.repo.clock.advance(2 * 3_600)
-        shop.fold(*cards)
+        for view in views:
+            shop.fold(*cards, view=view)
         shop.follow(replace(ONCE, batch=5))
         shop.assert_right(cards)
-        assert [shop.events_in(card) for card in cards] == [4, 4]
+        for view in views:
+            assert [shop.events_in(card, view) for card in cards] == [4, 4]
         assert len(dead_of(shop)) == 1
         assert shop.client.xpending(shop.stream, "hotplate")["pending"] == 0
     assert exchange > 10

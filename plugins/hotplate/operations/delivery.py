@@ -61,28 +61,28 @@ __all__ = [
 _STEP: Final = 50  # about 0.5 ms of the server's time, during which nobody else is answered
 _FIELDS_MAX: Final = 1_000  # what a script may hand on at once is bounded
 
-# KEYS: the stream, its dead letters, logs. ARGV: group, consumer, how long a log lives, how many
-# dead letters are kept, how many messages, entries and dead letters follow; then topic and message;
-# ids, those of events first, in the order of the logs; for each log how many records it gets, and
-# whether its life is extended, and the records; for each dead letter its id, how many fields, and
-# the fields.
+# KEYS: the stream, its dead letters, logs. ARGV: group, consumer, how many dead letters are kept,
+# how many messages, entries and dead letters follow; then topic and message; ids, those of records
+# first, in the order of the logs, and the least and the greatest of them; for each log how many
+# records it gets, how long it lives from now on (0: as before), and the records; for each dead
+# letter its id, how many fields, and the fields.
 # "#!lua" makes the server refuse it as a whole, before anything is done, where it has no memory.
 _DELIVER: Final = """#!lua
 local stream, group, consumer = KEYS[1], ARGV[1], ARGV[2]
-local messages, count, letters = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local at = 8 + 2 * messages
+local messages, count, letters = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local at = 7 + 2 * messages
 local first, last = ARGV[at + count], ARGV[at + count + 1]
 local ours = {}
 for _, one in ipairs(redis.call('XPENDING', stream, group, first, last, 100000, consumer)) do
   ours[one[1]] = true
 end
-for i = 8, at - 1, 2 do redis.call('PUBLISH', ARGV[i], ARGV[i + 1]) end
+for i = 7, at - 1, 2 do redis.call('PUBLISH', ARGV[i], ARGV[i + 1]) end
 local ids = at - 1
 at = at + count + 2
 local event, lengths = 0, {}
 for k = 3, #KEYS do
   local records = {}
-  local extends = ARGV[at + 1] == '1'
+  local life = ARGV[at + 1]
   for i = at + 2, at + 1 + tonumber(ARGV[at]) do
     event = event + 1
     if ours[ARGV[ids + event]] then records[#records + 1] = ARGV[i] end
@@ -91,13 +91,13 @@ for k = 3, #KEYS do
   lengths[k - 2] = 0
   if #records > 0 then
     lengths[k - 2] = redis.call('APPEND', KEYS[k], table.concat(records))
-    if extends then redis.call('PEXPIRE', KEYS[k], ARGV[3]) end
+    if life ~= '0' then redis.call('PEXPIRE', KEYS[k], life) end
   end
 end
 for _ = 1, letters do
   local size = tonumber(ARGV[at + 1])
   if ours[ARGV[at]] then
-    redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', unpack(ARGV, at + 2, at + 1 + size))
+    redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', unpack(ARGV, at + 2, at + 1 + size))
   end
   at = at + 2 + size
 end
@@ -190,19 +190,38 @@ class Parcel:
     """Records for one log.
 
     Attributes:
+        layout: how the log is stored.
         key: the log.
+        life_ms: how long it lives from now on; 0 where that need not be said again.
         places: which entry each record is of.
         records: the records.
     """
 
+    layout: Log
     key: bytes
+    life_ms: int
     places: list[int]
     records: list[bytes]
 
-    def appended(self, is_taken: Sequence[Any]) -> tuple[bytes, bytes]:
-        """The key, and those records that were appended."""
+    def appended(self, is_taken: Sequence[Any], length: int) -> Appended:
+        """What was appended of it, and how long the log is since."""
         taken = [record for record, one in zip(self.records, is_taken, strict=True) if one]
-        return self.key, b"".join(taken)
+        return Appended(self, b"".join(taken), length)
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What was appended to a log.
+
+    Attributes:
+        parcel: what was to be.
+        data: what was.
+        length: how long the log is since; 0 where nothing was.
+    """
+
+    parcel: Parcel
+    data: bytes
+    length: int
 
 
 @dataclass(frozen=True)
@@ -212,14 +231,10 @@ class Appends:
     Attributes:
         parcels: what is appended.
         messages: what is published.
-        due: logs whose life is extended.
-        life_ms: how long they then live.
     """
 
     parcels: Sequence[Parcel] = ()
     messages: Sequence[Announcement] = ()
-    due: Container[bytes] = ()
-    life_ms: int = 0
 
 
 NOTHING: Final = Appends()
@@ -257,31 +272,43 @@ class Way:
         self.group.close()
 
     def parcels(self, log: Log, readout: Readout) -> list[Parcel]:
-        """What goes into which log."""
-        batch = readout.batch
-        # older layouts, while there are any, get theirs at least once: duplicates are left out
-        self.runtime.event_logs.append_to_others(log, batch)
-        words = log.records.pack(batch.events)
-        parcels = [Parcel(log.key(*entity), [], []) for entity in batch.entities]
-        for at, owner in enumerate(batch.owners.tolist()):
-            parcels[owner].places.append(readout.rows[at])
-            parcels[owner].records.append(words[at].tobytes())
+        """What goes into which log, of every layout that is there."""
+        if not len(readout.batch.events):
+            return []
+        parcels: list[Parcel] = []
+        for layout, batch in self.runtime.event_logs.layouts_of(log, readout.batch):
+            words = layout.records.pack(batch.events)
+            state = self.runtime.event_logs.state(layout)
+            assert isinstance(state, RedisState)
+            keys = [layout.key(*entity) for entity in batch.entities]
+            due = set(state.due(keys))
+            lives = [state.life_ms if key in due else 0 for key in keys]
+            made = [
+                Parcel(layout, key, life, [], []) for key, life in zip(keys, lives, strict=True)
+            ]
+            for at, owner in enumerate(batch.owners.tolist()):
+                made[owner].places.append(readout.rows[at])
+                made[owner].records.append(words[at].tobytes())
+            parcels += made
         return parcels
 
-    def state(self, log: Log) -> RedisState:
-        """Where a log is kept."""
-        state = self.runtime.event_logs.state(log)
-        assert isinstance(state, RedisState)
-        return state
+    def note(self, appended: Iterable[Appended]) -> None:
+        """Remember whose life was extended, and fold what has grown.
 
-    def note(self, log: Log, grown: Iterable[tuple[bytes, bytes]], lengths: Sequence[int]) -> None:
-        """Fold what has grown, as of where the stream has been read to.
-
-        What is behind is behind the clock, too: a duplicate that was added to the stream in time
-        must still find its first copy as a record.
+        Logs are folded as of where the stream has been read to. What is behind is behind the clock,
+        too: a duplicate that was added to the stream in time must still find its first copy as a
+        record.
         """
-        entries = list(grown)
-        self.runtime.event_logs.note_lengths(log, entries, lengths, self._newest_ms)
+        logs = self.runtime.event_logs
+        for one in appended:
+            parcel, layout = one.parcel, one.parcel.layout
+            if not one.length:
+                continue
+            if parcel.life_ms:
+                state = logs.state(layout)
+                assert isinstance(state, RedisState)
+                state.note_extended([parcel.key])
+            logs.note_lengths(layout, [(parcel.key, one.data)], [one.length], self._newest_ms)
 
     def note_time(self, entries: Sequence[Entry]) -> None:
         """The stream has been read to here."""
@@ -312,13 +339,12 @@ class Way:
         ids = [entries[place].id for place in order]
         letters = self._written(entries, readout, set(order))
         span = sorted(ids, key=as_numbers)
-        argv: list[Any] = [self.group.group, self.group.consumer]
-        argv += [appends.life_ms, self.letters.most]
+        argv: list[Any] = [self.group.group, self.group.consumer, self.letters.most]
         argv += [len(messages), len(ids), len(letters)]
         argv += [part for message in messages for part in message]
         argv += [*ids, span[0], span[-1]]
         for parcel in parcels:
-            argv += [len(parcel.records), int(parcel.key in appends.due), *parcel.records]
+            argv += [len(parcel.records), parcel.life_ms, *parcel.records]
         for place, fields in letters.items():
             argv += [entries[place].id, len(fields), *fields]
         keys = [self.group.key, self.letters.key, *(parcel.key for parcel in parcels)]
@@ -389,23 +415,17 @@ class OneStep(Way):
         """See `Delivery.deliver`."""
         self.note_time(entries)
         parcels = self.parcels(log, readout)
-        state, keys = self.state(log), [parcel.key for parcel in parcels]
-        due = set(state.due(keys))
         touched = readout.batch.entities
         messages = self.runtime.announcements(log, touched) if touched else []
-        appends = Appends(parcels, messages, due, state.life_ms)
         try:
-            settled = self.settle(entries, readout, range(len(entries)), appends)
+            settled = self.settle(entries, readout, range(len(entries)), Appends(parcels, messages))
         finally:  # also after an error: it may have been carried out
             self.runtime.forget_computed(log, touched, is_announced=True)
-        lengths, is_taken = settled.lengths, settled.is_taken
-        state.note_extended(
-            key for key, length in zip(keys, lengths, strict=True) if length and key in due
+        is_taken = settled.is_taken
+        self.note(
+            parcel.appended([is_taken[place] for place in parcel.places], length)
+            for parcel, length in zip(parcels, settled.lengths, strict=True)
         )
-        grown = [
-            parcel.appended([is_taken[place] for place in parcel.places]) for parcel in parcels
-        ]
-        self.note(log, grown, lengths)
         return self.counted(log, readout, is_taken)
 
     def trials(self, log: Log) -> list[tuple[Pool, Command]]:
@@ -425,6 +445,7 @@ def log_trials(log: Log, mark: bytes | None = None) -> list[Command]:
         ("APPEND", key, ""),
         ("PEXPIRE", key, 1),
         ("GET", key),
+        ("HGETALL", key),
     ]
     if mark is not None:
         marks = beside(key, mark)

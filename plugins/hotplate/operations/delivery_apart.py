@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from hotplate.errors import CommandRefused
@@ -30,8 +31,8 @@ _STEP: Final = 500
 _ANNOUNCED_S: Final = 5.0
 _POLL_S: Final = 0.01
 
-# KEYS: a log, and the hash beside it. ARGV: how long both live, whether the log's life is
-# extended, how many; then ids; then records.
+# KEYS: a log, and the hash beside it. ARGV: how long the log lives from now on (0: as before), how
+# long the hash does, how many; then ids; then records.
 _APPLY: Final = """#!lua
 local count = tonumber(ARGV[3])
 local known = redis.call('HMGET', KEYS[2], unpack(ARGV, 4, 3 + count))
@@ -49,9 +50,9 @@ local length = 0
 if #records > 0 then
   length = redis.call('APPEND', KEYS[1], table.concat(records))
   redis.call('HSET', KEYS[2], unpack(marks))
-  if ARGV[2] == '1' then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
+  if ARGV[1] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
 end
-redis.call('PEXPIRE', KEYS[2], ARGV[1])
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
 return {length, taken}
 """
 
@@ -103,24 +104,21 @@ class FourSteps(Way):
 
     def _apply(self, log: Log, parcels: Sequence[Parcel], entries: Sequence[Entry]) -> int:
         """Append what is not in the logs yet; how many events that were."""
-        state = self.state(log)
-        due = set(state.due([parcel.key for parcel in parcels]))
         commands: list[Command] = []
         for parcel in parcels:
             ids = [entries[place].id for place in parcel.places]
             keys = (parcel.key, beside(parcel.key, self._mark))
-            head = (state.life_ms, int(parcel.key in due), len(ids))
+            head = (parcel.life_ms, self._life_ms(parcel), len(ids))
             commands.append((parcel.key, ("EVAL", _APPLY, 2, *keys, *head, *ids, *parcel.records)))
         replies = self._ask_logs(commands)
-        state.note_extended(
-            parcel.key
-            for parcel, (length, _) in zip(parcels, replies, strict=True)
-            if length and parcel.key in due
-        )
         pairs = list(zip(parcels, replies, strict=True))
-        grown = [parcel.appended(taken) for parcel, (_, taken) in pairs]
-        self.note(log, grown, [length for _, (length, _) in pairs])
-        return sum(sum(taken) for _, (_, taken) in pairs)
+        self.note(parcel.appended(taken, length) for parcel, (length, taken) in pairs)
+        return sum(sum(taken) for parcel, (_, taken) in pairs if parcel.layout is log)
+
+    @staticmethod
+    def _life_ms(parcel: Parcel) -> int:
+        """A mark outlives what it speaks of: no event is in any window for longer."""
+        return 2 * parcel.layout.plan.ttl_ms
 
     def _ask_logs(self, commands: Sequence[Command]) -> list[Any]:
         try:
@@ -165,4 +163,5 @@ def _only(parcel: Parcel, entries: Sequence[Entry], ours: set[bytes]) -> Parcel:
         for place, record in zip(parcel.places, parcel.records, strict=True)
         if entries[place].id in ours
     ]
-    return Parcel(parcel.key, [place for place, _ in pairs], [record for _, record in pairs])
+    places, records = [place for place, _ in pairs], [record for _, record in pairs]
+    return replace(parcel, places=places, records=records)

@@ -308,18 +308,17 @@ class EventLogs:
         self.count(log, batch)
         if not len(batch.events):
             return
-        self._write(log, batch)
-        self.append_to_others(log, batch)
+        for layout, adapted in self.layouts_of(log, batch):
+            self._write(layout, adapted)
 
-    def append_to_others(self, log: Log, batch: Batch) -> None:
-        """Write the events of a batch to the other layouts that are there; see `Layouts`."""
-        if not len(batch.events):
-            return
+    def layouts_of(self, log: Log, batch: Batch) -> Iterator[tuple[Log, Batch]]:
+        """A batch for its log, and for the other layouts that are there; see `Layouts`."""
+        yield log, batch
         for tag in self.layouts.others(log.said.view, log.plan.fingerprint):
             other = self._log(log.said.view, tag)
             adapted = other.adapt(batch, log)
             if adapted is not None:
-                self._write(other, adapted)
+                yield other, adapted
 
     def _write(self, log: Log, batch: Batch) -> None:
         entries = self.entries(log, batch)
