@@ -119,5 +119,4 @@ def _replay(folder: Path, steps: list[Step]) -> tuple[int, int]:
         )
         wrong += sum(served[name] != value for name, value in truth.items())
     hits = cache.stats().groups["cached"].hits_memory
-    store.close()
     return hits, wrong

@@ -191,7 +191,6 @@ def open_windowed_shop() -> Iterator[WindowedShop]:
                 for view in (activity.windowed, merchant.windowed, plain)
             ),
         )
-        hot.close()
 
 
 def open_store(folder: Path, online: dict[str, Any]) -> FeatureStore:
