@@ -44,9 +44,11 @@ fast: $(VENV)/.dev ## tests alone, on up to four cores
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 soak: $(VENV)/.dev ## the randomized comparisons, 100,000 operations a store and minutes of a fleet (over an hour)
-	HOTPLATE_ORACLE_EXAMPLES=2200 HOTPLATE_WINDOW_VALUES=3000000 HOTPLATE_WINDOW_SEEDS=500 $(BIN)/python -m pytest tests/online_store/test_oracle.py \
+	HOTPLATE_ORACLE_EXAMPLES=2200 HOTPLATE_WINDOW_VALUES=3000000 HOTPLATE_WINDOW_SEEDS=500 \
+	  HOTPLATE_HANDBOOK=all $(BIN)/python -m pytest tests/online_store/test_oracle.py \
 	  tests/lab/test_history.py tests/lab/test_fleet.py tests/online_store/test_ordeal.py \
-	  tests/windows/test_online_equals_offline.py tests/windows/test_offline.py -s $(ARGS)
+	  tests/windows/test_online_equals_offline.py tests/windows/test_offline.py \
+	  tests/windows/test_handbook_serving.py -s $(ARGS)
 
 bench: $(VENV)/.dev ## every number of the README against Feast alone; writes out/bench/table.md
 	$(BIN)/python -m pipelines.bench $(ARGS)

@@ -22,6 +22,7 @@ from pipelines.bench.machine import machine, write_results
 from pipelines.bench.propagation import propagation
 from pipelines.bench.purge import purge
 from pipelines.bench.shop import open_shop
+from pipelines.bench.windowed import windowed
 from pipelines.bench.writes import large_writes
 
 
@@ -63,7 +64,7 @@ def main(
     is_short = trace_limit is not None
     cases = [case for case in CASES if only in case.__name__]
     with Progress(console=console, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task("starting the server, writing entities", total=len(cases) + 6)
+        task = progress.add_task("starting the server, writing entities", total=len(cases) + 7)
         with open_shop(entities) as shop:
             for case in cases:
                 progress.update(task, description=(case.__doc__ or "").strip().splitlines()[0])
@@ -92,6 +93,10 @@ def main(
         if only in "computed_on_miss":
             progress.update(task, description="computing features on a miss, on PostgreSQL")
             lines += computed_on_miss(data, trace_limit)
+        progress.advance(task)
+        if only in "windowed":
+            progress.update(task, description="windows against plain rows of as many features")
+            lines += windowed(rounds, is_short=is_short)
         progress.advance(task)
     found["seconds"] = f"{time.monotonic() - began:.0f}"
     _print(console, lines)

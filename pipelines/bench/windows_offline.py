@@ -104,17 +104,18 @@ def _compute(stream: Stream, profile: str = "default") -> np.ndarray[Any, Any]:
     return outputs_at(_spec(profile), stream.events, stream.keys, rows)
 
 
-def offline_lines(rounds: int) -> list[Line]:
+def offline_lines(rounds: int, *, is_short: bool = False) -> list[Line]:
     """Rows a second and core, peak memory, and times faster than pandas."""
-    runs = [_child() for _ in range(rounds)]
+    events = _EVENTS // 30 if is_short else _EVENTS
+    runs = [_child(events) for _ in range(rounds)]
     rates = Spread.of([run["rows_per_cpu_s"] for run in runs])
     clock = Spread.of([run["rows_per_s"] for run in runs])
     peak = Spread.of([run["peak_mb"] for run in runs])
-    ratios = Spread.of(_against_pandas(rounds))
+    ratios = Spread.of(_against_pandas(rounds, _COMPARED // 8 if is_short else _COMPARED))
     width = len(_spec("default").aggregates)
     return [
         Line(
-            f"past moments, {width} values a row, {_EVENTS:,} events",
+            f"past moments, {width} values a row, {events:,} events",
             f"{rates.median:,.0f} rows/s and core",
             f"{rates.low:,.0f} to {rates.high:,.0f}",
             f">= {_ROWS_A_SECOND:,} rows/s",
@@ -127,7 +128,7 @@ def offline_lines(rounds: int) -> list[Line]:
             f"{peak.low:,.0f} to {peak.high:,.0f}",
             f"<= {_MOST_MB:,} MB",
             peak.median <= _MOST_MB,
-            f"of which the result {_EVENTS * width * 8 / 1e6:,.0f} MB",
+            f"of which the result {events * width * 8 / 1e6:,.0f} MB",
         ),
         Line(
             "the same values by rolling windows of pandas",
@@ -140,10 +141,10 @@ def offline_lines(rounds: int) -> list[Line]:
     ]
 
 
-def _child() -> dict[str, float]:
+def _child(events: int) -> dict[str, float]:
     """Measure in a process of its own, whose peak is of this work alone."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "pipelines.bench.windows_offline"],
+        [sys.executable, "-W", "ignore", "-m", "pipelines.bench.windows_offline", str(events)],
         capture_output=True,
         text=True,
         check=True,
@@ -152,8 +153,8 @@ def _child() -> dict[str, float]:
     return found
 
 
-def _against_pandas(rounds: int) -> list[float]:
-    stream = Stream.random(_EVENTS, _CARDS).of_cards(_COMPARED)
+def _against_pandas(rounds: int, cards: int) -> list[float]:
+    stream = Stream.random(_EVENTS, _CARDS).of_cards(cards)
     frame = pd.DataFrame({"key": stream.keys, "amount": stream.events.values[:, 0] / 100})
     frame.index = pd.to_datetime(stream.events.ts, unit="ms")
     ratios = []
@@ -170,18 +171,18 @@ def _against_pandas(rounds: int) -> list[float]:
     return ratios
 
 
-def _measure() -> dict[str, float]:
-    stream = Stream.random(_EVENTS, _CARDS)
+def _measure(events: int) -> dict[str, float]:
+    stream = Stream.random(events, _CARDS)
     by_clock, by_processor = time.perf_counter(), time.process_time()
     _compute(stream)
     by_clock, by_processor = time.perf_counter() - by_clock, time.process_time() - by_processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
-        "rows_per_s": _EVENTS / by_clock,
-        "rows_per_cpu_s": _EVENTS / by_processor,
+        "rows_per_s": events / by_clock,
+        "rows_per_cpu_s": events / by_processor,
         "peak_mb": peak / (1_000_000 if sys.platform == "darwin" else 1_000),
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps(_measure()))
+    print(json.dumps(_measure(int(sys.argv[1]))))

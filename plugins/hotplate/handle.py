@@ -26,7 +26,7 @@ from hotplate.operations.purge import Limits, Progress, Purge
 from hotplate.operations.seed import Seed, Seeded
 from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.entities import Target, as_columns
-from hotplate.serving.policies import feature_views_of, group_of, resolve_all
+from hotplate.serving.policies import feature_views_of, group_of, registry_state, resolve_all
 from hotplate.serving.reader import MatrixReader
 from hotplate.serving.runtime import Runtime
 from hotplate.stats import CacheStats, GroupCounters
@@ -70,7 +70,7 @@ class Hotplate:
             )
         self._store = store
         self._online = online
-        self._created: object = None
+        self._state: object = None
         self._known: dict[str, list[Target]] = {}
         self._groups: tuple[object, frozenset[str]] | None = None
 
@@ -238,21 +238,20 @@ class Hotplate:
 
     def _known_groups(self) -> frozenset[str]:
         """The groups of the registry, looked up once for each state of it."""
-        created = getattr(self._store.registry, "cached_registry_proto_created", None)
-        if self._groups is None or created is not self._groups[0]:
+        state = registry_state(self._store.registry)
+        if self._groups is None or state is None or state != self._groups[0]:
             try:
                 views = feature_views_of(self._store.registry, self._store.project)
             except Exception:  # noqa: BLE001 - counts are asked for when things are down, too
                 return frozenset()
-            self._groups = created, frozenset(map(_group_or_name, views))
+            self._groups = state, frozenset(map(_group_or_name, views))
         return self._groups[1]
 
     def _targets(self, name: str) -> list[Target]:
         """The views that a name stands for, looked up once for each state of the registry."""
-        registry = self._store.registry
-        created = getattr(registry, "cached_registry_proto_created", None)
-        if created is None or created is not self._created:
-            self._created, self._known = created, {}
+        state = registry_state(self._store.registry)
+        if state is None or state != self._state:
+            self._state, self._known = state, {}
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = self._look_up(name)

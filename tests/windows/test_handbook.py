@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,48 +10,25 @@ from hotplate.windows.events import accept
 from hotplate.windows.offline import Moments, outputs_at
 from hotplate.windows.spec import DAY_MS, Aggregate, Column, EventSpec, Window, WindowSpec
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "transactions"
-DAYS = (1, 7, 30)
-# the longest terminal window begins 37 days before the first published row
-FIRST = np.datetime64("2018-06-18")
-# one customer in one second: the book counts the first without the second
-SAME_SECOND = (1_240_489, 1_240_490)
+from .handbook import DAYS, SAME_SECOND, arrival_ms, read_published, read_raw
 
 
 @pytest.fixture(scope="module")
 def raw() -> pd.DataFrame:
     """Transactions that any published feature depends on."""
-    path = DATA / "fdh_transactions.parquet"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    every = pd.read_parquet(path)
-    return every[(every.TX_DATETIME >= FIRST) & (np.datetime64("2018-08-15") > every.TX_DATETIME)]
+    return read_raw()
 
 
 @pytest.fixture(scope="module")
 def published(raw: pd.DataFrame) -> pd.DataFrame:
     """The features of 201,295 transactions, with their raw columns."""
-    path = DATA / "fdh_features_20180725_20180814.parquet"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    return pd.read_parquet(path).merge(raw, on="TRANSACTION_ID", validate="one_to_one")
-
-
-def arrival_ms(raw: pd.DataFrame, entity: str) -> np.ndarray:
-    """How long after it happened each transaction arrives."""
-    place = raw.sort_values("TRANSACTION_ID").groupby([entity, "TX_DATETIME"]).cumcount()
-    return (1_000 + place.reindex(raw.index).to_numpy()).astype("timedelta64[ms]")
+    return read_published(raw)
 
 
 def computed(
     raw: pd.DataFrame, rows: pd.DataFrame, entity: str, column: Column, delay_ms: int
 ) -> pd.DataFrame:
-    """Count and mean over 1, 7 and 30 days at one second after each transaction of `rows`.
-
-    The book's windows hold the transaction itself and what came before it: (t - w, t], in whole
-    seconds; of those in its own second the ones with a smaller id. So each arrives a second later,
-    and those of one entity and second a millisecond after one another.
-    """
+    """Count and mean over 1, 7 and 30 days at the arrival of each transaction of `rows`."""
     log = EventSpec("TRANSACTION_ID", (column,))
     happened = raw.TX_DATETIME.to_numpy().astype("datetime64[ms]")
     arrived = happened + arrival_ms(raw, entity)

@@ -14,10 +14,32 @@ from hotplate.core.engine import Bound
 from hotplate.errors import PolicyError
 from hotplate.policy import PolicyLayers, ResolvedPolicy, Stray, TaggedPolicy, TTLMap, read_tags
 
-__all__ = ["PolicyBook", "feature_views_of", "group_of", "no_channel", "resolve_all", "tagged"]
+__all__ = [
+    "PolicyBook",
+    "feature_views_of",
+    "group_of",
+    "no_channel",
+    "registry_state",
+    "resolve_all",
+    "tagged",
+]
 
 _READ_EVERY_NS: Final = 10_000_000_000
 _log = logging.getLogger("hotplate.policy")
+
+
+def registry_state(registry: Any) -> Any:
+    """What differs whenever a registry's cache may hold something else; None without a cache.
+
+    That is the version that registries in files write down, or else when the cache was filled.
+    Feast fills it with what it held before at every `push`.
+    """
+    # in this order, which is the reverse of Feast's: a new moment comes with a new version
+    created = getattr(registry, "cached_registry_proto_created", None)
+    if created is None:
+        return None
+    held = getattr(registry, "cached_registry_proto", None)
+    return getattr(held, "version_id", "") or created
 
 
 def feature_views_of(registry: BaseRegistry, project: str) -> list[Any]:
@@ -116,14 +138,14 @@ class PolicyBook:
         self._reported: set[str] = set()
 
     def renew(self, registry: BaseRegistry, project: str, now_ns: int) -> None:
-        """Read the tags again if the registry's cache was refreshed since.
+        """Read the tags again if the registry's cache has changed since.
 
         A registry that keeps no cache of its own (Feast's remote one) is asked every 10 s.
         """
         page = self._page
-        created = getattr(registry, "cached_registry_proto_created", None)
-        seen = (id(registry), created, project)
-        if seen == page.seen and (created is not None or now_ns - page.read_ns < _READ_EVERY_NS):
+        state = registry_state(registry)
+        seen = (id(registry), state, project)
+        if seen == page.seen and (state is not None or now_ns - page.read_ns < _READ_EVERY_NS):
             return
         said: dict[str, list[TaggedPolicy]] = {}
         known: dict[str, str] = {}

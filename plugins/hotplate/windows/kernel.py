@@ -74,7 +74,7 @@ class Reader:
         self._chains = chains_of(spec.windows)
         self._finalize = Finalizer(spec, [one for chain in self._chains for one in chain.windows])
         self._selection = Selection(spec.event, self._finalize.columns, self._finalize.needs)
-        self._single = SingleReader(self._format.records, self._chains, self._finalize)
+        self._single = SingleReader(self._format, self._chains, self._finalize)
         has_registers = self._selection.needs_registers
         self._most_owners = _REGISTER_OWNERS if has_registers else _OWNERS
 
