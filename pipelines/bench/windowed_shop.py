@@ -182,7 +182,7 @@ def open_windowed_shop() -> Iterator[WindowedShop]:
             warnings.simplefilter("ignore")
             hot.apply([CARD, *activity, *merchant, plain])
             bare.refresh_registry()
-        yield WindowedShop(
+        shop = WindowedShop(
             bare,
             hot,
             server,
@@ -191,6 +191,8 @@ def open_windowed_shop() -> Iterator[WindowedShop]:
                 for view in (activity.windowed, merchant.windowed, plain)
             ),
         )
+        yield shop
+        shop.cache.runtime.event_logs.compaction.drain()  # or it finds the server gone
 
 
 def open_store(folder: Path, online: dict[str, Any]) -> FeatureStore:
