@@ -11,7 +11,6 @@ from feast.infra.registry.base_registry import BaseRegistry
 
 from hotplate.durations import NO_LIMIT_NS
 from hotplate.serving.plan import Plan, PlanInputs, compile_plan
-from hotplate.serving.policies import registry_state
 
 __all__ = ["Plans", "is_not_compiled"]
 
@@ -22,24 +21,14 @@ _NOT_COMPILED: Final = object()
 class _State:
     """The plans of one state of one registry; replaced as a whole, so that no lock is needed."""
 
-    __slots__ = ("by_request", "created", "held", "last", "registry", "valid_until_ns")
+    __slots__ = ("by_request", "created", "last", "registry", "valid_until_ns")
 
-    def __init__(self, registry: Any, created: Any, held: Any, valid_until_ns: int) -> None:
+    def __init__(self, registry: Any, created: Any, valid_until_ns: int) -> None:
         self.registry = registry
         self.created = created
-        self.held = held
         self.valid_until_ns = valid_until_ns
         self.by_request: dict[Any, Plan | None] = {}
         self.last: tuple[Any, bool, str, tuple[str, ...], Plan] | None = None
-
-    def follows(self, registry: Any, now_ns: int) -> bool:
-        """Whether the registry was only read again: it holds what it held, and is newer."""
-        created = getattr(registry, "cached_registry_proto_created", None)
-        if created is None or registry_state(registry) != self.held:
-            return False
-        self.valid_until_ns = now_ns + _valid_for_ns(registry, created)
-        self.created = created
-        return True
 
 
 class Plans:
@@ -51,7 +40,7 @@ class Plans:
 
     def __init__(self, inputs: PlanInputs) -> None:
         self._inputs = inputs
-        self._state = _State(None, None, None, -1)
+        self._state = _State(None, None, -1)
 
     def __len__(self) -> int:
         return len(self._state.by_request)
@@ -73,10 +62,7 @@ class Plans:
         if (
             registry is not state.registry
             or now_ns > state.valid_until_ns
-            or (
-                registry.cached_registry_proto_created is not state.created
-                and not state.follows(registry, now_ns)
-            )
+            or registry.cached_registry_proto_created is not state.created
         ):
             return _NOT_COMPILED
         last = state.last
@@ -107,29 +93,32 @@ class Plans:
         Raises:
             Exception: what Feast raises for an unknown view, feature, service or version.
         """
-        before = registry_state(registry)
+        before = getattr(registry, "cached_registry_proto_created", None)
         self._inputs.renew(registry, project, now_ns)
         context = utils._get_cached_request_context(registry, project, features, is_full)
         self._inputs.check(context[5])
         plan = compile_plan(context, given, is_full, self._inputs)
         state = self._renewed(registry, now_ns)
         # a registry that was refreshed meanwhile leaves a plan good for this request only
-        if before is not None and before == state.held and len(state.by_request) < _PLANS_MAX:
+        if before is state.created and len(state.by_request) < _PLANS_MAX:
             state.by_request[_request_key(features, is_full, project, given)] = plan
         return plan
 
     def _renewed(self, registry: Any, now_ns: int) -> _State:
         state = self._state
-        if registry is state.registry and state.follows(registry, now_ns):
-            return state
         created = getattr(registry, "cached_registry_proto_created", None)
-        until_ns = -1 if created is None else now_ns + _valid_for_ns(registry, created)
-        state = self._state = _State(registry, created, registry_state(registry), until_ns)
+        if (
+            registry is not state.registry
+            or created is not state.created
+            or now_ns > state.valid_until_ns
+        ):
+            until_ns = -1 if created is None else now_ns + _valid_for_ns(registry, created)
+            state = self._state = _State(registry, created, until_ns)
         return state
 
     def clear(self) -> None:
         """Forget every plan."""
-        self._state = _State(None, None, None, -1)
+        self._state = _State(None, None, -1)
 
 
 def is_not_compiled(plan: object) -> bool:
