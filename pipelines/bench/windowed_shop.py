@@ -135,7 +135,7 @@ class WindowedShop:
         """Have the log of a card compacted."""
         logs = self.cache.runtime.event_logs
         log = logs.log(self.hot.get_feature_view(f"{view}_events"))
-        logs.compaction.submit({self.key(view, card): log})
+        logs.fold(log, [self.key(view, card)])
         logs.compaction.drain()
 
     def write_plain(self, cards: range) -> None:

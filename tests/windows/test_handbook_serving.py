@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -173,27 +173,29 @@ class Book:
         ).to_dict()
         return answer
 
-    def keys(self, name: str, ids: Sequence[int]) -> Mapping[bytes, tuple[object, None]]:
-        """The logs of entities of a view, as compaction is given them, as of now."""
+    def keys(self, name: str, ids: Sequence[int]) -> list[bytes]:
+        """The keys of the logs of entities of a view."""
         view = self.views[name].events
         log = self.cache.runtime.event_logs.log(view)
         shape = declared_shape(view)
-        return {log.key(shape, (int(one),)): (log, None) for one in ids}
+        return [log.key(shape, (int(one),)) for one in ids]
 
     def fold(self, sample: Sample) -> None:
         """Fold all logs, and those that asked for it themselves."""
-        compaction = self.cache.runtime.event_logs.compaction
+        logs = self.cache.runtime.event_logs
+        compaction = logs.compaction
         for name in self.views:
             ids = sample.terminals if name == "terminal" else sample.customers
             compaction.drain()
-            assert compaction.submit(self.keys(name, sorted(ids)))
+            log = logs.log(self.views[name].events)
+            assert logs.fold(log, self.keys(name, sorted(ids)))
         compaction.drain()
 
     def tiles(self, name: str, ids: Sequence[int]) -> int:
         """How many tiles the logs of a view hold."""
         logs = self.cache.runtime.event_logs
         log = logs.log(self.views[name].events)
-        blobs = logs.state(log).get_many(list(self.keys(name, ids)))
+        blobs = logs.state(log).get_many(self.keys(name, ids))
         heads = [LogFormat(log.plan).head(blob) for blob in blobs if blob]
         return sum(len(head.tiles) for head in heads if head)
 

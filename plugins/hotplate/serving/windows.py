@@ -376,6 +376,10 @@ class EventLogs:
         if grown:
             self.compaction.submit(grown)
 
+    def fold(self, log: Log, keys: Iterable[bytes]) -> bool:
+        """Have logs folded as of now, on the side; False where too many are waiting."""
+        return self.compaction.submit(dict.fromkeys(keys, (log, None)))
+
     def _compact(self, due: Mapping[bytes, tuple[Log, int | None]]) -> None:
         for key, (log, as_of_ms) in due.items():
             state = self.state(log)
