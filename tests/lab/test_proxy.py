@@ -269,9 +269,12 @@ def test_hundreds_of_connections(proxy: Proxy, peer: Peer, dial: Dial) -> None:
         client.sendall(b"%3d" % number)
     assert sorted(int(read(server, 3)) for server in servers) == list(range(300))
     proxy.pause()
-    used = time.process_time()
-    assert is_silent(clients[0])
-    assert time.process_time() - used < BLINK_S / 2  # holding costs nothing
+    costs = []
+    for _ in range(5):  # idle threads of earlier tests may do something meanwhile
+        used = time.process_time()
+        assert is_silent(clients[0])
+        costs.append(time.process_time() - used)
+    assert min(costs) < BLINK_S / 2  # holding costs nothing
     proxy.heal()
     assert proxy.reset() == 300
 

@@ -171,6 +171,7 @@ def test_windows_that_need_another_layout_are_refused_until_they_are_seeded(
     found = logs_read.reader.read([blob], shop.now).values[0].tolist()
     assert found == list(shop.truth(1).values())
     # once all have seen it, nothing is written twice any more
+    logs.note_views([shop.repo.hot.get_feature_view(EVENTS)])
     assert shop.repo.cache.retire(EVENTS) == 1
     assert doctor(shop).status == "ok"
     shop.pay(1, 600, ago=5)
