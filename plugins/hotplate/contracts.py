@@ -96,14 +96,17 @@ class View:
         base: what is added to the value of such a key.
         token: what its keys begin with. Replaced when the view as a whole is invalidated: the
             entries under the old token can then no longer be reached.
+        is_shareable: whether its rows may go into the shared tier. Rows that are computed may not:
+            what they were computed from changes without anything being written to the view.
     """
 
-    __slots__ = ("base", "has_integer_keys", "identity", "layout", "token")
+    __slots__ = ("base", "has_integer_keys", "identity", "is_shareable", "layout", "token")
 
     def __init__(self, identity: ViewIdentity, layout: Layout, token: int) -> None:
         self.identity = identity
         self.layout = layout
         self.has_integer_keys = has_integer_keys(identity.shape)
+        self.is_shareable = True
         self.renew(token)
 
     def renew(self, token: int) -> None:

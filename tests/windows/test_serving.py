@@ -186,6 +186,19 @@ def test_other_processes_forget_what_an_event_changed(
     await_(lambda: shop.read(1, store=other) == [shop.truth(1)])
 
 
+def test_a_shared_tier_holds_no_windows(make: BankMaker, redis: EmbeddedServer) -> None:
+    """What one process computed is not another one's: an event ends it, and so does time alone."""
+    at = {"connection_string": redis.connection_string}
+    shop = make({"type": "sqlite"}, settings={"shared": at, "windows": at})
+    other = shop.repo.open_hot()
+    for _ in range(5):
+        shop.pay(1)
+        shop.repo.clock.advance(0.001)
+        assert shop.read(1) == [shop.truth(1)]
+        await_(lambda: shop.read(1, store=other) == [shop.truth(1)])
+    assert shop.repo.cache.stats().groups["activity"].hits_shared == 0
+
+
 def test_two_views_over_the_same_events(make: BankMaker, place: dict[str, Any]) -> None:
     """They share one log, and each forgets what an event changed."""
     shop = make(**place)

@@ -170,6 +170,7 @@ class Runtime:
         known = {column.name for column in columns}
         columns += [Column(name, ValueType.UNKNOWN) for name in requested if name not in known]
         view = self.domain.view(self._identity(table, columns, shape), Layout(columns))
+        view.is_shareable = not is_windowed(table)
         group, bound = self.policies.bound(table)
         self.coherence.note_view(view, is_event=bound.lease is not NO_LEASE_NEEDED)
         return view, bound, self.engine.counters(group, view)
