@@ -153,9 +153,11 @@ class Engine:
     def _read(self, wants: Sequence[Want], now_ns: int, *, is_async: bool) -> Steps[Answer]:
         reading = Reading(wants, now_ns, is_async=is_async)
         reading.flights_ended = self.flights.ended
+        # all groups of a cache have one channel, and so one lease
+        lease = next((one.bound.lease for one in wants if one.bound.lease.unheard[0]), None)
+        if lease is not None:
+            yield from self._let_hear(reading, lease)
         for want in wants:
-            if want.bound.lease.unheard[0]:
-                yield from self._let_hear(reading, want.bound.lease)
             self._look(reading, want)
         while reading.missing:
             missing, reading.missing = reading.missing, {}

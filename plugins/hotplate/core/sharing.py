@@ -171,7 +171,5 @@ class Sharing:
 def _is_shareable(want: Want, reading: Reading) -> bool:
     bound = want.bound
     return (
-        want.view.is_shareable
-        and bound.policy.is_cached
-        and bound.lease.is_valid(reading.now_ns)
+        want.view.is_shareable and bound.policy.is_cached and bound.lease.is_valid(reading.now_ns)
     )

@@ -8,12 +8,13 @@ Reference: Nygard, "Release It!", ch. "Stability Patterns".
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
+
+from hotplate.forks import restart_in_children
 
 __all__ = ["Breaker"]
 
@@ -36,16 +37,15 @@ class Breaker:
         self.opened = 0
         self.last_error: str | None = None
         self._reset()
+        restart_in_children(self)
 
     def _reset(self) -> None:
         self.is_closed = True
         self._lock = threading.Lock()
         self._prober: threading.Thread | None = None
-        self._pid = os.getpid()
 
     def failed(self, error: Exception) -> None:
         """Something did not work."""
-        self._notice_fork()
         self.last_error = str(error)
         with self._lock:
             if self.is_closed:
@@ -55,7 +55,6 @@ class Breaker:
 
     def keep_probing(self) -> None:
         """See to it that somebody probes: a forked child does not have its parent's thread."""
-        self._notice_fork()
         with self._lock:
             self._begin_probing()
 
@@ -86,9 +85,9 @@ class Breaker:
             self._prober = None
         return True
 
-    def _notice_fork(self) -> None:
-        if self._pid != os.getpid():
-            self._reset()
+    def restart_after_fork(self) -> None:
+        """The parent's prober is not there: closed again, the next failure starts one."""
+        self._reset()
 
 
 def _probe(reference: Callable[[], Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.forks import leave_behind, restart_in_children
 from hotplate.servers.connector import Connector
-from hotplate.servers.redis import RedisServer
+from hotplate.servers.redis import CONNECT_TIMEOUT_S, RedisServer
 from hotplate.servers.topology import Node, Topology
 from hotplate.servers.wire import PrimaryId, Wire, bulk, close_with, packed
 
@@ -17,9 +17,6 @@ __all__ = ["CONNECT_TIMEOUT_S", "Command", "Packed", "Pool", "Primaries"]
 
 Command = tuple[bytes, tuple[Any, ...]]
 """The key that decides which primary is asked, and the command."""
-
-CONNECT_TIMEOUT_S: Final = 0.5
-"""For each step of connecting. It happens on the side; who cannot do without waits this long."""
 
 
 class Packed:
@@ -125,6 +122,8 @@ class Pool:
             ServerError: a primary did not answer in time, or the deployment was rearranged. Some
                 of the commands may have been carried out.
         """
+        if not commands:
+            return []
         topology, term = self._find(wait_s), self._term
         if topology.slots:
             return self._ask_cluster(topology, commands, wait_s)
@@ -138,6 +137,10 @@ class Pool:
             raise
         self._give(node, wire, term)
         return replies
+
+    def must(self, commands: Sequence[Command], wait_s: float | None = None) -> list[Any]:
+        """As `ask`, and a refusal of any of it is raised, too."""
+        return _none_refused(self.ask(commands, wait_s))
 
     def ask_keys(self, commands: Packed, keys: Sequence[bytes]) -> list[Any]:
         """Send commands to the primary that holds their key, and read the values of other keys.
@@ -171,10 +174,7 @@ class Pool:
             self._give(node, wire, term)
             if isinstance(values, CommandRefused):
                 raise values
-        for reply in (*head, *values):
-            if isinstance(reply, CommandRefused):
-                raise reply
-        return [*head, *values]
+        return _none_refused([*head, *values])
 
     def unlink(self, keys: Sequence[bytes], wait_s: float | None = None) -> int:
         """Delete keys; returns how many there were.
@@ -190,13 +190,8 @@ class Pool:
             return 0
         # one command where it can be one: a command a key costs several times as much on both sides
         if self._find(wait_s).slots:
-            replies = self.ask([(key, ("UNLINK", key)) for key in keys], wait_s)
-        else:
-            replies = self.ask([(keys[0], ("UNLINK", *keys))], wait_s)
-        for reply in replies:
-            if isinstance(reply, CommandRefused):
-                raise reply
-        return sum(map(int, replies))
+            return sum(map(int, self.must([(key, ("UNLINK", key)) for key in keys], wait_s)))
+        return sum(map(int, self.must([(keys[0], ("UNLINK", *keys))], wait_s)))
 
     def _ask_cluster(
         self, topology: Topology, commands: Sequence[Command], wait_s: float | None
@@ -277,7 +272,7 @@ class Pool:
         return connector.wait_for(
             node,
             partial(self._pop, node),
-            partial(self._connect, node, self._term),
+            partial(self._connect, node),
             self.timeout_s if wait_s is None else wait_s,
         )
 
@@ -285,7 +280,8 @@ class Pool:
         idle = self._idle.get(node)
         return idle.pop() if idle else None
 
-    def _connect(self, node: Node, term: int) -> None:
+    def _connect(self, node: Node) -> None:
+        term = self._term  # now: who waits may have several attempts made
         wire = self.server.wire(node, CONNECT_TIMEOUT_S)
         try:
             is_known = wire.primary_id() in (self._ids or ())
@@ -325,6 +321,13 @@ class Pool:
         leave_behind(*self._idle.values())
         self._idle.clear()
         self._reset()
+
+
+def _none_refused(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, CommandRefused):
+            raise reply
+    return replies
 
 
 def _is_wrong_type(value: Any) -> bool:

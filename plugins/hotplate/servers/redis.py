@@ -16,10 +16,12 @@ from hotplate.errors import ServerError
 from hotplate.servers.topology import Node, Topology
 from hotplate.servers.wire import Wire
 
-__all__ = ["KINDS", "RedisServer"]
+__all__ = ["CONNECT_TIMEOUT_S", "KINDS", "RedisServer"]
 
 KINDS: Final = ("redis", "redis_cluster", "redis_sentinel")
-_CONNECT_TIMEOUT_S: Final = 0.5
+CONNECT_TIMEOUT_S: Final = 0.5
+"""For each step of connecting. Pools do it on the side; who cannot do without waits this long."""
+
 # what only redis-py's cluster client understands
 _CLUSTER_ONLY: Final = (
     "cluster_error_retry_attempts",
@@ -53,7 +55,7 @@ class RedisServer:
         """
         return self._parsed()[0]
 
-    def topology(self, timeout_s: float = _CONNECT_TIMEOUT_S) -> Topology:
+    def topology(self, timeout_s: float = CONNECT_TIMEOUT_S) -> Topology:
         """Ask who the primaries are.
 
         Raises:
@@ -66,7 +68,7 @@ class RedisServer:
             return self._ask_cluster(hosts, timeout_s)
         return Topology((hosts[0],))
 
-    def wire(self, node: Node, timeout_s: float = _CONNECT_TIMEOUT_S) -> Wire:
+    def wire(self, node: Node, timeout_s: float = CONNECT_TIMEOUT_S) -> Wire:
         """Connect to one primary.
 
         Args:

@@ -82,14 +82,14 @@ class Wire:
             ServerError: the connection is lost, or the replies did not come in time.
         """
         pack = self._connection._command_packer.pack
-        packed = b"".join([part for command in commands for part in pack(*command)])
-        return self.exchange_packed(packed, len(commands))
+        whole = b"".join([part for command in commands for part in pack(*command)])
+        return self.exchange_packed(whole, len(commands))
 
-    def exchange_packed(self, packed: bytes, count: int) -> list[Any]:
+    def exchange_packed(self, whole: bytes, count: int) -> list[Any]:
         """As `exchange`, for commands that are bytes already.
 
         Args:
-            packed: the commands as `packed` makes them.
+            whole: the commands as `packed` makes them.
             count: how many they are.
         """
         if not self._is_open:  # redis-py would connect again, and nobody would know
@@ -98,11 +98,11 @@ class Wire:
         replies: list[Any] = []
         try:
             if reader is None:
-                self._connection.send_packed_command((packed,), check_health=False)
+                self._connection.send_packed_command((whole,), check_health=False)
                 return [self.read_or_refusal() for _ in range(count)]
             sock = self._connection._sock
             began_s = time.monotonic()
-            sock.sendall(packed)
+            sock.sendall(whole)
             received = sock.recv(_RECEIVE_BYTES)
             while len(replies) < count:
                 if received is not None:
@@ -135,30 +135,25 @@ class Wire:
         Raises:
             CommandRefused, ServerError: as `read`.
         """
-        from redis import RedisError, ResponseError
-        from redis._parsers.hiredis import NOT_ENOUGH_DATA as not_enough
-
-        reader = getattr(self._connection._parser, "_reader", None)
-        if reader is None or not hasattr(reader, "gets"):  # redis-py without hiredis
+        reader = self._reader
+        if reader is None:
             while True:
                 yield self.read()
         sock = self._connection._sock
         try:
             while True:
                 reply = reader.gets(False)
-                if reply is not_enough:
+                if reply is self._not_enough:
                     into[0] = 0
                     size = sock.recv_into(into)
                     if not size:
                         raise ConnectionError("the server closed the connection")
                     reader.feed(into, 0, size)
-                elif isinstance(reply, ResponseError):
-                    raise CommandRefused(f"{self.node}: {reply}", _code_of(reply))
                 elif isinstance(reply, Exception):
-                    raise reply
+                    raise self._as_refusal(reply)
                 else:
                     yield reply
-        except (RedisError, OSError, AttributeError, ValueError) as error:
+        except _faults() as error:
             raise self._lost(error) from None
 
     def _receive_by(self, sock: Any, began_s: float) -> bytes:
@@ -190,7 +185,7 @@ class Wire:
 
     def run_id(self) -> bytes:
         """What tells this run of the server from every other one, and from other servers."""
-        return self._said("server", b"run_id:")
+        return self._line(self.ask("INFO", "server"), b"run_id:")
 
     def primary_id(self) -> PrimaryId:
         """Who answers.
@@ -198,10 +193,12 @@ class Wire:
         Raises:
             ServerError: it does not say, as some proxies do not.
         """
-        return PrimaryId(self.run_id(), self._said("replication", b"master_replid:"))
+        server, replication = self.exchange([("INFO", "server"), ("INFO", "replication")])
+        return PrimaryId(self._line(server, b"run_id:"), self._line(replication, b"master_replid:"))
 
-    def _said(self, section: str, name: bytes) -> bytes:
-        info = self.ask("INFO", section)
+    def _line(self, info: Any, name: bytes) -> bytes:
+        if isinstance(info, CommandRefused):
+            raise info
         lines = info.split(b"\r\n") if isinstance(info, bytes) else []
         found = next((line for line in lines if line.startswith(name)), None)
         if found is None:
@@ -213,7 +210,7 @@ class Wire:
         self._connection._sock.settimeout(timeout_s)
 
     def wait_forever(self) -> None:
-        """Let `read` wait without a bound, until another thread closes the wire."""
+        """Let `hear` wait without a bound, until another thread closes the wire."""
         self._connection._sock.settimeout(None)
 
     def ask(self, *command: Any) -> Any:

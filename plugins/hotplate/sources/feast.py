@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from feast import RepoConfig
 from feast.infra.online_stores.online_store import OnlineStore
@@ -20,17 +20,7 @@ from hotplate.codec import Layout, SourceRow, event_us
 from hotplate.contracts import LoadRequest
 from hotplate.keys import entity_key, values_of
 
-__all__ = ["BatchReader", "FeastSource", "encode_rows", "entity_keys", "names_of"]
-
-
-class BatchReader(Protocol):
-    """Reads several views of one kind of store in one round trip."""
-
-    def load(self, requests: Sequence[LoadRequest]) -> list[list[bytes]]:
-        """As `Source.load`."""
-
-    async def load_async(self, requests: Sequence[LoadRequest]) -> list[list[bytes]]:
-        """As `Source.load_async`."""
+__all__ = ["FeastSource", "encode_rows", "entity_keys", "names_of"]
 
 
 class FeastSource:

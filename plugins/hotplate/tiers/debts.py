@@ -6,10 +6,11 @@ be on the way while another thread reads.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Final
+
+from hotplate.forks import restart_in_children
 
 __all__ = ["Debts"]
 
@@ -28,25 +29,24 @@ class Debts:
         self._keys: set[bytes] = set()
         self._fields: set[bytes] = set()
         self._start_clean()
+        restart_in_children(self)
 
     def _start_clean(self) -> None:
         self._paying = 0
         self._paid: tuple[set[bytes], set[bytes]] = (set(), set())
         self._lock = threading.Lock()
-        self._pid = os.getpid()
 
-    def _notice_fork(self) -> None:
-        if self._pid != os.getpid():  # what the parent owes, the child has not deleted either
-            keys, fields = self._paid
-            self._keys, self._fields = self._keys | keys, self._fields | fields
-            self._start_clean()
+    def restart_after_fork(self) -> None:
+        """What the parent owes, the child has not deleted either."""
+        keys, fields = self._paid
+        self._keys, self._fields = self._keys | keys, self._fields | fields
+        self._start_clean()
 
     def __len__(self) -> int:
         return len(self._keys) + len(self._fields) + self._paying
 
     def add(self, keys: Iterable[bytes], fields: Iterable[bytes]) -> None:
         """Note what the server has to be told before anything is read from it again."""
-        self._notice_fork()
         with self._lock:
             self._keys.update(keys)
             self._fields.update(fields)
@@ -60,7 +60,6 @@ class Debts:
         Raises:
             Exception: what `carry_out` raised.
         """
-        self._notice_fork()
         while len(self):
             with self._lock:
                 self._paid = keys, fields = self._keys, self._fields

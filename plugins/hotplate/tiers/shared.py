@@ -261,7 +261,7 @@ class SharedTier:
     def _claimed(self, slot: _Slot, token: bytes, reply: Any) -> Found:
         if isinstance(reply, CommandRefused):  # something that is no string lies there
             self.rejected += 1
-            self._must([(slot.key, ("UNLINK", slot.key))])
+            self._pool.must([(slot.key, ("UNLINK", slot.key))])
             return Found()
         is_ours = reply is None if slot.seen is None else reply == 1
         return Found(None, _Slot(slot.key, token, slot.origin)) if is_ours else _BUSY
@@ -309,7 +309,7 @@ class SharedTier:
         """Give a generation to each field that has none yet."""
         home = self._generations_at
         made = [(home, ("HSETNX", home, field, os.urandom(16))) for field in fields]
-        known = self._must([*made, (home, ("HMGET", home, *fields))])[-1]
+        known = self._pool.must([*made, (home, ("HMGET", home, *fields))])[-1]
         return list(known)
 
     # -- writing --------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ class SharedTier:
         if fields:
             home = self._generations_at
             made = [(home, ("HSET", home, field, os.urandom(16))) for field in fields]
-            self._must(made, CONNECT_TIMEOUT_S)
+            self._pool.must(made, CONNECT_TIMEOUT_S)
         for start in range(0, len(keys), _BATCH):
             self._pool.unlink(keys[start : start + _BATCH], CONNECT_TIMEOUT_S)
 
@@ -431,14 +431,8 @@ class SharedTier:
         if self.is_usable:
             return False
         self._debts.add(keys, fields)
+        self._breaker.keep_probing()  # one that is just ending may not have seen it
         return True
-
-    def _must(self, commands: Sequence[Command], wait_s: float | None = None) -> list[Any]:
-        replies = self._pool.ask(commands, wait_s)
-        for reply in replies:
-            if isinstance(reply, CommandRefused):
-                raise reply
-        return replies
 
     # -- faults ---------------------------------------------------------------------------------
 
