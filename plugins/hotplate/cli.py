@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hotplate.cli_repo import chdir_option, fail, open_store, told
+from hotplate.cli_repo import chdir_option, fail, named, open_store, told
 from hotplate.cli_windows import windows
 from hotplate.errors import HotplateError
 from hotplate.policy import ResolvedPolicy
@@ -167,10 +167,8 @@ def invalidate(
     be_patient(store)
     with told():
         hot = of(store)
-        try:
+        with named():
             job = hot.invalidation(group)
-        except KeyError as error:
-            fail(str(error.args[0]))
         if not job.is_cached:
             click.echo(f"{group} is never served from a cache: there is nothing to invalidate")
             return
@@ -276,12 +274,10 @@ def purge(
         if left is not None and not resume:
             click.echo(f"a purge of {left.selection} that was stopped is given up for this one")
         limits = Limits(rate, batch, max_misses)
-        try:
+        with named():
             steps = hot.purge(
                 groups or None, outdated=outdated, limits=limits, resume=resume, state=folder
             )
-        except KeyError as error:
-            fail(str(error.args[0]))
         try:
             for progress in steps:
                 report.note(progress)

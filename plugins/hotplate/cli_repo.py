@@ -13,7 +13,7 @@ import click
 
 from hotplate.errors import HotplateError
 
-__all__ = ["chdir_option", "fail", "open_store", "told"]
+__all__ = ["chdir_option", "fail", "named", "open_store", "told"]
 
 # passwords as they stand in a URL and in a connection string
 _SECRETS: Final = (
@@ -41,6 +41,15 @@ def told() -> Iterator[None]:
         yield
     except HotplateError as error:
         fail(str(error))
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """A name that is not there is one line, too."""
+    try:
+        yield
+    except KeyError as error:
+        fail(str(error.args[0]))
 
 
 def open_store(folder: Path) -> Any:

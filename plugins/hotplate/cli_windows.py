@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hotplate.cli_repo import chdir_option, fail, open_store, told
+from hotplate.cli_repo import chdir_option, named, open_store, told
 from hotplate.durations import format_duration, parse_duration
 from hotplate.errors import HotplateError
 
@@ -50,10 +50,8 @@ def seed(event_view: str, events: Path | None, chdir: Path) -> None:
     store = open_store(chdir)
     with told():
         hot = of(store)
-        try:
+        with named():
             steps = hot.seed(event_view, events)
-        except KeyError as error:
-            fail(str(error.args[0]))
         last = None
         with counting("seeding") as advance:
             for step in steps:
@@ -82,10 +80,8 @@ def retire(event_view: str, chdir: Path) -> None:
     store = open_store(chdir)
     with told():
         hot = of(store)
-        try:
+        with named():
             count = hot.retire(event_view)
-        except KeyError as error:
-            fail(str(error.args[0]))
         hot.runtime.close()
     click.echo(f"{count} older layouts are not written to any more, and expire")
 
@@ -162,10 +158,8 @@ def explain(view: str, entity: str, as_json: bool, chdir: Path) -> None:
     store = open_store(chdir)
     with told():
         hot = of(store)
-        try:
+        with named():
             found = hot.explain(view, entity)
-        except KeyError as error:
-            fail(str(error.args[0]))
         hot.runtime.close()
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2))
@@ -332,10 +326,8 @@ def consume(
     with told():
         settings = ConsumerSettings(block_s=block, claim_after_s=claim_after, **rest)
         hot = of(store)
-        try:
+        with named():
             consumer = hot.consume(event_view, stream, settings)
-        except KeyError as error:
-            fail(str(error.args[0]))
         try:
             with _stopped_by_signals(consumer.stop):
                 for so_far in consumer:

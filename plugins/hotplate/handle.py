@@ -356,13 +356,11 @@ class Hotplate:
             WindowStateError: the present layout has not been seeded.
             ServerError: the server does not answer.
         """
+        self._store.refresh_registry()  # by an older one the present layout would be the other
         logs = self.runtime.event_logs
         log = logs.log(_event_view(self._targets(event_view), event_view))
         logs.layouts.ensure_complete(event_view, log.plan.fingerprint)
-        others = set(logs.layouts.known(event_view)) - {log.plan.fingerprint}
-        for fingerprint in others:
-            logs.layouts.retire(event_view, fingerprint)
-        return len(others)
+        return logs.layouts.retire_others(event_view, log.plan.fingerprint)
 
     def explain(self, view: str, entity: str | Mapping[str, Any]) -> Explanation:
         """Why a windowed view answers what it answers for an entity, now.

@@ -541,7 +541,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         store, inner = self._inner(config)
         runtime = self.runtime(config)
         try:
-            store.teardown(inner, tables, entities)
+            store.teardown(inner, [one for one in tables if not is_computed(one)], entities)
         finally:
             runtime.forget_all(is_heard=any(map(runtime.is_heard, tables)))
             runtime.plans.clear()

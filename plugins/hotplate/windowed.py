@@ -259,7 +259,10 @@ def read_event_log(view: str, written: str) -> EventLog:
         WindowSpecError: the tag cannot be read.
     """
     said = _load(view, EVENTS_TAG, written, ("spec", "windows", "readers"))
-    windows = tuple(Window(*numbers) for numbers in said["windows"])
+    try:
+        windows = tuple(Window(*numbers) for numbers in said["windows"])
+    except TypeError:
+        raise _unreadable(view, EVENTS_TAG) from None
     return EventLog(view, EventSpec.from_json(said["spec"]), windows, said["readers"])
 
 
@@ -546,10 +549,14 @@ def _load(view: str, tag: str, written: str, names: Sequence[str]) -> dict[str, 
     except (ValueError, TypeError, KeyError):
         is_known = False
     if not is_known:
-        raise WindowSpecError(
-            where=f"feature view {view!r}",
-            problem=f"its tag {tag!r} cannot be read",
-            fix="It is written by windowed_view(...): run `feast apply` again, with the version of "
-            "Hotplate that serves it.",
-        )
+        raise _unreadable(view, tag)
     return said
+
+
+def _unreadable(view: str, tag: str) -> WindowSpecError:
+    return WindowSpecError(
+        where=f"feature view {view!r}",
+        problem=f"its tag {tag!r} cannot be read",
+        fix="It is written by windowed_view(...): run `feast apply` again, with the version of "
+        "Hotplate that serves it.",
+    )

@@ -404,7 +404,7 @@ def test_announcements_that_are_not_taken_stop_it(
         list(cache.purge(["v"], limits=FAST, state=here.state))
 
 
-@pytest.mark.parametrize("right", ["scan", "getrange", "unlink"])
+@pytest.mark.parametrize("right", ["scan", "getrange", "unlink", "info"])
 def test_a_missing_right_is_named(here: Deployment, right: str) -> None:
     """The server's own words say which."""
     here.fill(5)

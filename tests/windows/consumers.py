@@ -23,13 +23,13 @@ def run(job: dict[str, Any]) -> NoReturn:
     out = os.open(job["out"], os.O_WRONLY | os.O_CREAT)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    code: Any = 0
+    code: Any = "crashed"
     try:
         main(job["arguments"])
     except SystemExit as error:
-        code = error.code
+        code = error.code or 0
     finally:
-        print(json.dumps(code or 0), flush=True)
+        print(json.dumps(code), flush=True)
         os._exit(0)
 
 

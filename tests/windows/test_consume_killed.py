@@ -157,6 +157,7 @@ def test_ctrl_c_and_sigterm_end_the_command(
     pids = [nursery.start(shop, "--batch", "10", "--json") for _ in signals]
     wait_until(lambda: len(members(shop)) == 2 and is_done(shop), "both follow", 60)
     for pid, number in zip(pids, signals, strict=True):
+        nursery.alive.remove(pid)
         os.kill(pid, number)
     wait_until(lambda: not members(shop))
     files = sorted(shop.shop.repo.folder.glob("out*"))

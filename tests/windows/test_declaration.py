@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -193,3 +194,9 @@ def test_a_tag_that_cannot_be_read_says_so() -> None:
         windowed_of(windowed)
     with pytest.raises(HotplateError, match="feast apply"):
         event_log_of(events)
+    _, events = declare()
+    written = json.loads(events.tags["hotplate.events"])
+    for windows in (None, [[1, 2, 3, 4]]):
+        events.tags["hotplate.events"] = json.dumps({**written, "windows": windows})
+        with pytest.raises(HotplateError, match="feast apply"):
+            event_log_of(events)

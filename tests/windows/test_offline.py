@@ -28,8 +28,10 @@ _SEEDS = int(os.environ.get("HOTPLATE_WINDOW_SEEDS", "25"))
 
 
 def same_bits(found: np.ndarray, expected: np.ndarray) -> None:
-    """Equal, a null being equal to a null."""
+    """Equal, a null being equal to a null, and no zero having lost its sign."""
     np.testing.assert_array_equal(found, expected)
+    some = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(found[some]), np.signbit(expected[some]))
 
 
 def recomputed(spec: WindowSpec, stream: Stream, rows: Moments) -> np.ndarray:

@@ -194,7 +194,11 @@ def test_a_server_that_lost_its_data_is_not_believed(
     shop.repo.clock.advance(60)
     with pytest.raises(HotplateError, match="the server knows no logs"):
         shop.read(1)
-    seed(shop)
+    steps = shop.repo.cache.seed(EVENTS)
+    next(steps)
+    with pytest.raises(HotplateError, match=f"hotplate windows seed {EVENTS}"):
+        shop.read(1)  # it is being filled
+    list(steps)
     assert_right(shop)
 
 

@@ -186,6 +186,15 @@ def test_other_processes_forget_what_an_event_changed(
     await_(lambda: shop.read(1, store=other) == [shop.truth(1)])
 
 
+def test_logs_in_process_are_those_of_every_store_of_the_process(make: BankMaker) -> None:
+    """One that pushes and one that reads are two objects and one process."""
+    shop = make(**OWN)
+    other = shop.repo.open_hot()
+    shop.pay(1, through=other)
+    shop.repo.clock.advance(0.001)
+    assert shop.read(1) == shop.read(1, store=other) == [shop.truth(1)]
+
+
 def test_a_shared_tier_holds_no_windows(make: BankMaker, redis: EmbeddedServer) -> None:
     """What one process computed is not another one's: an event ends it, and so does time alone."""
     at = {"connection_string": redis.connection_string}

@@ -449,6 +449,6 @@ def log_trials(log: Log, mark: bytes | None = None) -> list[Command]:
     ]
     if mark is not None:
         marks = beside(key, mark)
-        commands += [("HMGET", marks, "trial"), ("HDEL", marks, "trial"), ("PEXPIRE", marks, 1)]
+        commands += [("HMGET", marks, "trial"), ("HDEL", marks, "trial")]
         commands += [("HSET", marks, "trial", ""), ("PEXPIRE", marks, 1)]
     return [(key, command) for command in commands]

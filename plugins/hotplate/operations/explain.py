@@ -144,6 +144,7 @@ def explain(
     logs.layouts.ensure_complete(log.said.view, log.plan.fingerprint)
     t_ms = runtime.clock.wall_ns() // 1_000_000
     blob = logs.state(log).get(log.key(shape, values)) or b""
+    logs.layouts.ensure_complete(log.said.view, log.plan.fingerprint)  # it may have come back empty
     answer = compiled.reader.read([blob], t_ms)
     content = _Content(log, blob, t_ms)
     found = answer.values[0].tolist()

@@ -96,8 +96,7 @@ class Ingestion:
         for at in range(0, table.num_rows, _BATCH):
             history = events_of(self._source, self.stamp(table.slice(at, _BATCH)))
             keys = dict(zip(self._source.join_keys, history.keys, strict=True))
-            ordered = [keys[name] for name in self._shape.join_keys]
-            batch = from_columns(self._shape, ordered, history.events, history.dropped)
+            batch = from_columns(self._shape, keys, history.events, history.dropped)
             self._runtime.append_batch(self._log, batch)
             total += Ingested(len(history.events), history.dropped)
             progress(total)

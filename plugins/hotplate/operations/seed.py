@@ -14,7 +14,7 @@ counted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -24,7 +24,7 @@ import pyarrow as pa
 from feast import FeatureStore
 from feast.infra.offline_stores.offline_utils import get_offline_store_from_config
 
-from hotplate.serving.events import Batch, from_columns
+from hotplate.serving.events import from_columns, records_of
 from hotplate.serving.runtime import Runtime, declared_shape
 from hotplate.serving.windows import Log
 from hotplate.training.reading import EventSource, history_of
@@ -114,7 +114,8 @@ class Seed:
         chunks = chunks_of(table, self._max_rows)
         total = sum(chunk.rows for chunk in chunks)
         state = Seeded(total=total)
-        self._runtime.event_logs.admit([self._log])
+        self._runtime.event_logs.check_place()
+        self._runtime.event_logs.admit(self._log, is_new=False)
         with TemporaryDirectory(prefix="hotplate-seed-") as folder:
             for part in self._parts(chunks, total, Path(folder)):
                 for more in self._fill(part):
@@ -147,9 +148,13 @@ class Seed:
         """Fill the logs of a part; yields what was done, bit by bit."""
         history = history_of(self._source, table)
         keys = dict(zip(self._source.join_keys, history.keys, strict=True))
-        ordered = [keys[name] for name in self._shape.join_keys]
-        batch = from_columns(self._shape, ordered, history.events, {})
-        records = self._by_entity(batch)
+        batch = from_columns(self._shape, keys, history.events, {})
+        now_ms = self._runtime.clock.wall_ns() // 1_000_000
+        # those that a window may still look at
+        at_all = np.flatnonzero(history.events.ts > now_ms - self._log.plan.retention_ms)
+        events = history.events.take(at_all)
+        kept_batch = replace(batch, owners=batch.owners[at_all], events=events)
+        records = records_of(self._format.records, kept_batch)
         for at in range(0, len(batch.entities), _LOGS_AT_ONCE):
             some = range(at, min(at + _LOGS_AT_ONCE, len(batch.entities)))
             logs = kept = count = 0
@@ -157,6 +162,8 @@ class Seed:
             state = self._runtime.event_logs.state(self._log)
             held = state.get_many(names)
             for index, key, blob in zip(some, names, held, strict=True):
+                if blob is None and not records[index]:
+                    continue  # nothing there, and nothing to put there
                 if self._replace(state, key, blob, records[index]):
                     logs += 1
                     count += len(records[index]) // self._format.records.size
@@ -164,24 +171,10 @@ class Seed:
                     kept += 1
             yield Seeded(logs=logs, kept=kept, events=count)
 
-    def _by_entity(self, batch: Batch) -> list[bytes]:
-        """The records of each entity that any window may still look at."""
-        now_ms = self._runtime.clock.wall_ns() // 1_000_000
-        is_kept = batch.events.ts > now_ms - self._log.plan.retention_ms
-        owners = batch.owners[is_kept]
-        order = np.argsort(owners, kind="stable")
-        words = self._format.records.pack(batch.events)[is_kept][order]
-        raw, size = words.tobytes(), self._format.records.size
-        ends = np.cumsum(np.bincount(owners, minlength=len(batch.entities))) * size
-        starts = [0, *ends[:-1].tolist()]
-        return [raw[start:end] for start, end in zip(starts, ends.tolist(), strict=True)]
-
     def _replace(self, state: State, key: bytes, held: bytes | None, records: bytes) -> bool:
         """Make a log anew; False where it is better left as it is."""
         for _ in range(_TRIES):
             if held is None:
-                if not records:
-                    return True
                 state.append(key, b"")  # so that there is something to take the place of
                 held = b""
             head = self._format.head(held)

@@ -129,11 +129,6 @@ class EntryReader:
             self._reads[name] = read
         self._reads[self._at] = self._reads[self._arrival] = _moment
 
-    @property
-    def columns(self) -> list[str]:
-        """The columns that are read, by name in the entries."""
-        return list(self._reads)
-
     def read(self, entries: Sequence[Entry]) -> Readout:
         """Read entries; none of them fails the others."""
         readable: list[int] = []

@@ -15,7 +15,7 @@ from hotplate.policy import PolicyLayers, TaggedPolicy, read_tags
 from hotplate.serving.loaders import Loaders
 from hotplate.serving.policies import feature_views_of, group_of, no_channel, tagged
 from hotplate.serving.window_checks import check_exact, check_place
-from hotplate.serving.windows import is_windowed
+from hotplate.serving.windows import is_event_view, is_windowed
 
 if TYPE_CHECKING:
     from hotplate.serving.runtime import Runtime
@@ -66,6 +66,8 @@ def check_apply(
             raise error.placed(place) from None
     if not is_partial:
         _check_names(every.values(), runtime.loaders, config, applied, deleted)
+    for view in filter(is_event_view, applied):  # nothing can be refused any more
+        runtime.event_logs.admit(runtime.event_logs.log(view), is_new=True)
     _warn(runtime, applied, groups, is_partial=is_partial)
 
 

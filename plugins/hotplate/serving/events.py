@@ -15,9 +15,10 @@ from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from hotplate.codec import event_us, kind_of
 from hotplate.keys import EntityShape, shape_and_values
 from hotplate.windows.events import Events, accept
+from hotplate.windows.records import RecordFormat
 from hotplate.windows.spec import EventSpec
 
-__all__ = ["Batch", "Entity", "from_columns", "from_feast"]
+__all__ = ["Batch", "Entity", "from_columns", "from_feast", "records_of"]
 
 Entity = tuple[EntityShape, tuple[Any, ...]]
 _Row = tuple[EntityKey, Mapping[str, Any], datetime, datetime | None]
@@ -75,23 +76,33 @@ def from_feast(table: Any, spec: EventSpec, rows: Sequence[_Row], now_ms: int) -
 
 
 def from_columns(
-    shape: EntityShape, keys: Sequence[Any], events: Events, dropped: Mapping[str, int]
+    shape: EntityShape, keys: Mapping[str, Any], events: Events, dropped: Mapping[str, int]
 ) -> Batch:
     """The events of columns.
 
     Args:
         shape: the entity's.
-        keys: for each join key, in the shape's order, an Arrow array, one value an event.
+        keys: for each join key an Arrow array, one value an event.
         events: the events.
         dropped: reason -> rows that are none.
     """
     columns = [
-        key.cast(_ARROW[kind]).to_pylist() for key, kind in zip(keys, shape.types, strict=True)
+        keys[name].cast(_ARROW[kind]).to_pylist()
+        for name, kind in zip(shape.join_keys, shape.types, strict=True)
     ]
     places: dict[tuple[Any, ...], int] = {}
     owners = [places.setdefault(values, len(places)) for values in zip(*columns, strict=True)]
     entities = [(shape, values) for values in places]
     return Batch(entities, np.array(owners, np.int64), events, dropped)
+
+
+def records_of(form: RecordFormat, batch: Batch) -> list[bytes]:
+    """For each entity of a batch the records of its events, in the order in which they came."""
+    order = np.argsort(batch.owners, kind="stable")
+    raw = form.pack(batch.events)[order].tobytes()
+    ends = np.cumsum(np.bincount(batch.owners, minlength=len(batch.entities))) * form.size
+    starts = [0, *ends[:-1].tolist()]
+    return [raw[start:end] for start, end in zip(starts, ends.tolist(), strict=True)]
 
 
 def _as_ms(moment: datetime | None, otherwise: int) -> int:

@@ -27,6 +27,8 @@ __all__ = ["Layouts"]
 
 _COMPLETE: Final = b"complete:"
 _LOOK_AGAIN_S: Final = 10.0
+# layouts of logs of this process's own, as a server would keep them
+_own: Final[dict[bytes, dict[bytes, bytes]]] = {}
 _log = logging.getLogger("hotplate.windows")
 
 
@@ -44,8 +46,7 @@ class Layouts:
     def __init__(self, project: str, place: LogServer | None) -> None:
         self._project = project
         self._place = place
-        self._own: dict[bytes, dict[bytes, bytes]] = {}
-        self._complete: dict[tuple[str, str], int] = {}
+        self._complete: dict[tuple[str, str], tuple[int, float]] = {}
         self._others: dict[str, tuple[float, dict[bytes, bytes]]] = {}
 
     def _key(self, view: str) -> bytes:
@@ -55,33 +56,35 @@ class Layouts:
     def _read(self, view: str) -> dict[bytes, bytes]:
         key = self._key(view)
         if self._place is None:
-            return dict(self._own.get(key, {}))
+            return dict(_own.get(key, {}))
         flat: list[bytes] = self._place.ask([(key, (b"HGETALL", key))])[0]
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
     def _write(self, view: str, fields: dict[bytes, bytes]) -> None:
         key = self._key(view)
         if self._place is None:
-            self._own.setdefault(key, {}).update(fields)
+            _own.setdefault(key, {}).update(fields)
         else:
             flat = [part for pair in fields.items() for part in pair]
             self._place.ask([(key, (b"HSET", key, *flat))])
         self._others.pop(view, None)
 
-    def admit(self, view: str, fingerprint: str, tag: str) -> None:
-        """Enter a layout, as `feast apply` does.
+    def admit(self, view: str, fingerprint: str, tag: str, *, is_new: bool) -> None:
+        """Enter a layout.
 
         Args:
             view: the event view.
             fingerprint: of the layout.
             tag: of the event view, which says all about the layout.
+            is_new: whether nothing has happened yet where no layout is known, as at a first `feast
+                apply`. Otherwise the server has lost its data.
         """
         known, mark = self._read(view), fingerprint.encode()
         fields = {mark: tag.encode()}
-        if not known:
+        if not known and is_new:
             fields[_COMPLETE + mark] = b"1"
             _log.info("event view %s: its logs begin empty", view)
-        elif mark not in known:
+        elif known and mark not in known:
             _log.warning(
                 "event view %s: its windows need another layout of the logs, which begin empty. "
                 "Reads of them are refused until `hotplate windows seed %s` has filled them; "
@@ -99,18 +102,20 @@ class Layouts:
             WindowStateError: they do.
         """
         term = 0 if self._place is None else self._place.term
-        if self._complete.get((view, fingerprint)) == term:
+        believed, looked_s = self._complete.get((view, fingerprint), (-1, 0.0))
+        now_s = time.monotonic()
+        if believed == term and now_s - looked_s < _LOOK_AGAIN_S:
             return
         known = self._read(view)
         if not known and self._place is None:
-            self._complete[view, fingerprint] = term
-            self._own[self._key(view)] = {
+            self._complete[view, fingerprint] = (term, now_s)
+            _own[self._key(view)] = {
                 fingerprint.encode(): b"",
                 _COMPLETE + fingerprint.encode(): b"1",
             }
             return
         if _COMPLETE + fingerprint.encode() in known:
-            self._complete[view, fingerprint] = term
+            self._complete[view, fingerprint] = (term, now_s)
             return
         if fingerprint.encode() in known:
             raise WindowStateError(
@@ -141,13 +146,20 @@ class Layouts:
         """From now on the logs of a layout have their history."""
         self._write(view, {_COMPLETE + fingerprint.encode(): b"1"})
 
+    def retire_others(self, view: str, fingerprint: str) -> int:
+        """From now on only this layout is there; how many others there were."""
+        others = set(self.known(view)) - {fingerprint}
+        for other in others:
+            self.retire(view, other)
+        return len(others)
+
     def retire(self, view: str, fingerprint: str) -> None:
         """From now on a layout is not there any more."""
         key, mark = self._key(view), fingerprint.encode()
         fields = (mark, _COMPLETE + mark)
         if self._place is None:
             for field in fields:
-                self._own.get(key, {}).pop(field, None)
+                _own.get(key, {}).pop(field, None)
         else:
             self._place.ask([(key, (b"HDEL", key, *fields))])
         self._others.pop(view, None)

@@ -33,14 +33,15 @@ def check_place(logs: EventLogs, config: RepoConfig, applied: Sequence[Any]) -> 
     for view in computed:
         if is_windowed(view):
             windowed_of(view)
-    made = [logs.log(view) for view in computed if not is_windowed(view)]
+        else:
+            logs.log(view)
     if not _is_ours(str(config.provider)):
         raise ConfigError(
             f"provider: is {config.provider!r}, under which `materialize` and "
             "`get_historical_features` do not know what the windowed view "
             f"{computed[0].name!r} is. Write provider: {_PROVIDER} in feature_store.yaml."
         )
-    logs.admit(made)
+    logs.check_place()
 
 
 def _is_ours(provider: str) -> bool:

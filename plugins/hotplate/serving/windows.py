@@ -26,13 +26,13 @@ from hotplate.errors import ConfigError
 from hotplate.forks import restart_in_children
 from hotplate.keys import EntityShape, values_of
 from hotplate.seldom import Seldom
-from hotplate.serving.events import Batch
+from hotplate.serving.events import Batch, records_of
 from hotplate.serving.layouts import Layouts
 from hotplate.stats import EventCounters, EventStats
 from hotplate.tiers.entries import entity_of
 from hotplate.windowed import EventLog, WindowedView, read_event_log, windowed_of
 from hotplate.windows.compaction import Compactor
-from hotplate.windows.errors import WindowSpecError
+from hotplate.windows.errors import WindowSpecError, WindowStateError
 from hotplate.windows.kernel import Reader
 from hotplate.windows.plan import LogPlan
 from hotplate.windows.records import RecordFormat
@@ -53,6 +53,8 @@ __all__ = [
 
 _NS_A_MS: Final = 1_000_000
 _FOLD_BYTES: Final = 4_096
+# logs of this process's own, by name: of every store of the process, not of one object
+_own_states: Final[dict[str, State]] = {}
 _log = logging.getLogger("hotplate.windows")
 
 
@@ -105,7 +107,10 @@ class Log:
         self._prefixes: dict[EntityShape, bytes] = {}
 
     def adapt(self, batch: Batch, log: Log) -> Batch | None:
-        """A batch of another layout's, for this one; None where it lacks a column of this one."""
+        """A batch of another layout's, for this one; None where it lacks a column of this one.
+
+        What the other layout's lateness and skew let in is let in: they are not asked again.
+        """
         held = [(one.name, one.kind, one.scale) for one in log.said.spec.columns]
         own = [(one.name, one.kind, one.scale) for one in self.said.spec.columns]
         if not set(own) <= set(held) or self.said.spec.event_id != log.said.spec.event_id:
@@ -136,7 +141,6 @@ class _Compiled:
         self.log = log
         self.reader = Reader(said.spec, log.plan)
         self._places = {one.name: index for index, one in enumerate(said.spec.aggregates)}
-        self._orders: dict[int, list[int] | None] = {}
 
     def pack(
         self, request: LoadRequest, blobs: Sequence[bytes | None], wall_ns: int
@@ -188,6 +192,7 @@ class EventLogs:
         self._layouts: dict[str, Layouts] = {}
         self._counters: dict[str, EventCounters] = {}
         self._seldom = Seldom()
+        self._seldom_damaged = Seldom()
         self.compaction = Refresher(self._compact)
         restart_in_children(self)
 
@@ -204,7 +209,7 @@ class EventLogs:
         Raises:
             ConfigError: the deployment does not say where they are kept.
         """
-        return self._place() is None
+        return self.place is None
 
     @property
     def place(self) -> LogServer | None:
@@ -213,7 +218,9 @@ class EventLogs:
         Raises:
             ConfigError: the deployment does not say where they are kept.
         """
-        return self._place()
+        if "made" not in self._places:  # one for all threads, without a lock
+            self._places.setdefault("made", self._find_place())
+        return self._places["made"]
 
     def log(self, table: Any) -> Log:
         """The log of an event view."""
@@ -231,7 +238,7 @@ class EventLogs:
     def layouts(self) -> Layouts:
         """Which layouts of logs there are."""
         if "made" not in self._layouts:
-            self._layouts.setdefault("made", Layouts(self._project, self._place()))
+            self._layouts.setdefault("made", Layouts(self._project, self.place))
         return self._layouts["made"]
 
     def compiled(self, table: Any) -> _Compiled:
@@ -262,21 +269,16 @@ class EventLogs:
         self._compiled[table.name, said] = made
         return made
 
-    def _place(self) -> LogServer | None:
-        if "made" not in self._places:  # one for all threads, without a lock
-            self._places.setdefault("made", self._find_place())
-        return self._places["made"]
-
     def state(self, log: Log) -> State:
         """Where a log is kept."""
-        found = self._states.get(log.name)
+        place, ttl_ms = self.place, log.plan.ttl_ms
+        states = _own_states if place is None else self._states
+        found = states.get(log.name)
         if found is None:
-            place = self._place()
-            ttl_ms = log.plan.ttl_ms
             made: State = (
                 LocalState(ttl_ms, self._clock) if place is None else RedisState(place, ttl_ms)
             )
-            found = self._states.setdefault(log.name, made)
+            found = states.setdefault(log.name, made)
         return found
 
     def check_place(self) -> None:
@@ -286,20 +288,17 @@ class EventLogs:
             ConfigError: the server evicts.
             ServerError: it does not answer.
         """
-        place = self._place()
+        place = self.place
         if place is not None:
             place.check()
 
-    def admit(self, logs: Iterable[Log]) -> None:
-        """Make sure that logs are kept where nothing is evicted, and enter their layouts.
+    def admit(self, log: Log, *, is_new: bool) -> None:
+        """Enter the layout of a log; see `Layouts.admit`.
 
         Raises:
-            ConfigError: the server evicts.
-            ServerError: it does not answer.
+            ServerError: the server does not answer.
         """
-        self.check_place()
-        for log in logs:
-            self.layouts.admit(log.said.view, log.plan.fingerprint, log.tag)
+        self.layouts.admit(log.said.view, log.plan.fingerprint, log.tag, is_new=is_new)
 
     # -- in -------------------------------------------------------------------------------------
 
@@ -343,14 +342,8 @@ class EventLogs:
 
     def entries(self, log: Log, batch: Batch) -> list[tuple[bytes, bytes]]:
         """What a batch appends: for each of its entities the log's key, and the records."""
-        order = np.argsort(batch.owners, kind="stable")
-        raw, size = log.records.pack(batch.events)[order].tobytes(), log.records.size
-        ends = np.cumsum(np.bincount(batch.owners, minlength=len(batch.entities))) * size
-        starts = [0, *ends[:-1].tolist()]
-        return [
-            (log.key(*entity), raw[start:end])
-            for entity, start, end in zip(batch.entities, starts, ends.tolist(), strict=True)
-        ]
+        keys = [log.key(*entity) for entity in batch.entities]
+        return list(zip(keys, records_of(log.records, batch), strict=True))
 
     def note_lengths(
         self,
@@ -382,14 +375,19 @@ class EventLogs:
 
     def _compact(self, due: Mapping[bytes, tuple[Log, int | None]]) -> None:
         for key, (log, as_of_ms) in due.items():
-            state = self.state(log)
-            blob = state.get(key)
-            if not blob:
-                continue
             now_ms = self._clock.wall_ns() // _NS_A_MS
-            fold = log.compactor.fold(blob, now_ms if as_of_ms is None else min(now_ms, as_of_ms))
-            if fold is not None:
-                log.counters.folds += state.swap(key, fold)
+            try:
+                self._fold_one(log, key, now_ms if as_of_ms is None else min(now_ms, as_of_ms))
+            except WindowStateError as error:  # the others can be folded all the same
+                if self._seldom_damaged.is_time():
+                    _log.error("%s: a log cannot be folded: %s", log.said.view, error)
+
+    def _fold_one(self, log: Log, key: bytes, now_ms: int) -> None:
+        state = self.state(log)
+        blob = state.get(key)
+        fold = log.compactor.fold(blob, now_ms) if blob else None
+        if fold is not None:
+            log.counters.folds += state.swap(key, fold)
 
     # -- out ------------------------------------------------------------------------------------
 
@@ -430,7 +428,7 @@ class EventLogs:
     def _read(
         self, parts: Sequence[tuple[_Compiled, LoadRequest, list[bytes]]]
     ) -> Iterator[bytes | None]:
-        place = self._place()
+        place = self.place
         if place is not None:
             return iter(place.get_many([key for _, _, keys in parts for key in keys]))
         return iter(

@@ -234,7 +234,8 @@ class Backfill:
         found = outputs_at(self.spec, history.events, moments.events, moments.rows)
         created = pa.array(moments.rows.t_ms, pa.timestamp("ms", "UTC"))
         keys = [column.take(pa.array(first)) for column in history.keys]
-        with pq.ParquetWriter(path, self._schema(history)) as writer:
+        schema = self._schema(history)
+        with pq.ParquetWriter(path, schema) as writer:
             for begin in range(0, len(found), _ROWS_A_GROUP):
                 some = slice(begin, begin + _ROWS_A_GROUP)
                 arrays = [column[some] for column in keys]
@@ -247,11 +248,12 @@ class Backfill:
                     one.combine_chunks() if isinstance(one, pa.ChunkedArray) else one
                     for one in arrays
                 ]
-                writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema(history)))
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
     def _moments(self, history: History) -> tuple[_Moments, npt.NDArray[np.intp]]:
         """The rows: each entity at each moment of its events, once; and an event of each row."""
-        codes = codes_of(history.keys, history.keys, self.source.join_keys).events
+        nothing = [column.slice(0, 0) for column in history.keys]
+        codes = codes_of(history.keys, nothing, self.source.join_keys).events
         t_ms = history.events.ts + (1 if self.settings.at == "after" else 0)
         order = np.lexsort((t_ms, codes))
         is_first = np.ones(len(order), np.bool_)

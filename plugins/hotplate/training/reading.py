@@ -174,25 +174,16 @@ def events_of(source: EventSource, table: pa.Table) -> History:
         moments_of(column(created), f"{where}, column {created!r}"),
         values,
     )
-    rows, dropped = accepted.rows, accepted.dropped
+    rows, events, dropped = accepted.rows, accepted.events, accepted.dropped
     has_key = np.ones(table.num_rows, np.bool_)
     for name in source.join_keys:
         has_key &= column(name).is_valid().to_numpy()
     is_owned = has_key[rows]
     if not is_owned.all():
         dropped["missing_key"] = int((~is_owned).sum())
-        rows = rows[is_owned]
-    events = accepted.events
-    return History(
-        tuple(column(name).take(pa.array(rows)) for name in source.join_keys),
-        Events(
-            events.ts[is_owned],
-            events.ids[is_owned],
-            events.arrivals[is_owned],
-            events.values[is_owned],
-        ),
-        dropped,
-    )
+        rows, events = rows[is_owned], events.take(np.flatnonzero(is_owned))
+    keys = tuple(column(name).take(pa.array(rows)) for name in source.join_keys)
+    return History(keys, events, dropped)
 
 
 def _tell(where: str, dropped: Mapping[str, int]) -> None:

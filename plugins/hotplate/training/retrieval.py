@@ -131,11 +131,6 @@ class WindowedColumns:
                 )
             )
 
-    @property
-    def names(self) -> list[str]:
-        """The columns that are added."""
-        return [column for wanted in self._wanted for column in wanted.columns]
-
     def check(self, columns: Iterable[str]) -> None:
         """Make sure that rows of these columns can be given the windowed ones.
 

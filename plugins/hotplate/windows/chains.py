@@ -75,6 +75,18 @@ class Chain:
             default=NEVER,
         )
 
+    def changes_at(self, key: Integers, begin: Integers, end: int) -> int:
+        """The first moment at which an item of one log leaves a window, or the next one enters.
+
+        Args:
+            key: when each item happened, in order.
+            begin: the first item of each window.
+            end: the place after the last item inside.
+        """
+        oldest = key.take(begin, mode="clip").tolist()
+        moment = self.first_leaves_at(oldest, begin.tolist(), end)
+        return min(moment, self.enters_at(int(key[end]))) if end < len(key) else moment
+
     def enters_at(self, ts: _Moments) -> _Moments:
         """When events enter, which is the same moment for all of the windows."""
         if not self._delay:

@@ -38,7 +38,7 @@ import numpy.typing as npt
 from hotplate.windows.exact import Integers, pair_from_limbs
 from hotplate.windows.log import HEADER_SIZE, NONCE_SIZE, LogFormat, Tiles
 from hotplate.windows.plan import LogPlan
-from hotplate.windows.records import ARRIVAL, TS, first_arrivals
+from hotplate.windows.records import TS, arrivals_of, first_arrivals
 from hotplate.windows.sources import Edge, Selection, Source, of_records, of_tiles, wide
 from hotplate.windows.sums import LARGEST, SMALLEST
 
@@ -102,8 +102,11 @@ class Compactor:
         items.drop_until(now_ms - self.plan.retention_ms)
         horizon = now_ms - self.plan.event.slack_ms
         items.group(self.plan, horizon)
+        is_single = fields.shape[1] == stored.shape[1]  # no duplicates
+        if is_single and not items.is_gone.any():
+            return None
         made = self._make(items, tiles, registers, fields)
-        if not items.is_gone.any() and fields.shape[1] == stored.shape[1]:
+        if is_single and not items.is_gone.any():  # what did not fit has been released again
             return None
         keep_tiles, keep_records = ~items.is_gone[: len(tiles)], ~items.is_gone[len(tiles) :]
         kept = _Made(tiles[keep_tiles], _stored_entries(tiles, registers, keep_tiles))
@@ -154,7 +157,7 @@ class _Items:
         records = fields.shape[1]
         self._spans = np.concatenate((tiles["span"].astype(np.int64), np.ones(records, np.int64)))
         self._events = np.concatenate((tiles["events"].astype(np.int64), self._spans[len(tiles) :]))
-        self._arrivals = np.concatenate((np.zeros(len(tiles), np.int64), fields[ARRIVAL] >> 16))
+        self._arrivals = np.concatenate((np.zeros(len(tiles), np.int64), arrivals_of(fields)))
         self.is_gone = np.zeros(len(self._starts), np.bool_)
         self.group_of = np.full(len(self._starts), -1)
         self.cells = self.sizes = np.zeros(0, np.int64)

@@ -57,7 +57,7 @@ class Events:
     def __len__(self) -> int:
         return len(self.ts)
 
-    def take(self, places: Sequence[int]) -> Events:
+    def take(self, places: Sequence[int] | Integers) -> Events:
         """Some of them, in the order of `places`."""
         at = np.array(places, np.int64)
         return Events(self.ts[at], self.ids[at], self.arrivals[at], self.values[at])

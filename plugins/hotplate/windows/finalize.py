@@ -31,7 +31,7 @@ from hotplate.windows.exact import Floats, Integers, as_limbs, spread_numerator,
 from hotplate.windows.hyperloglog import estimate
 from hotplate.windows.spec import Aggregate, Column, Window, WindowSpec
 
-__all__ = ["Finalizer", "Partials"]
+__all__ = ["Finalizer", "Partials", "as_slice"]
 
 _SMALL: Final = 2.0**62
 
@@ -112,8 +112,8 @@ class Finalizer:
         self._column_at = _places(self.columns)
         self._numeric_at = _places(self.numeric)
         self._distinct_at = _places(self.distinct)
-        self._numeric_in_all = _as_slice([self._column_at[one.name] for one in self.numeric])
-        self._distinct_in_all = _as_slice([self._column_at[one.name] for one in self.distinct])
+        self._numeric_in_all = as_slice([self._column_at[one.name] for one in self.numeric])
+        self._distinct_in_all = as_slice([self._column_at[one.name] for one in self.distinct])
         self._units = np.array([[10.0**c.scale for c in self.numeric]] * len(self.windows))
         self._is_all_numeric = len(self.numeric) == len(self.columns)
         self._of_numbers = [name for name in _OF_NUMBERS if name in functions]
@@ -212,7 +212,7 @@ def _places(columns: Sequence[Column]) -> dict[str, int]:
     return {column.name: index for index, column in enumerate(columns)}
 
 
-def _as_slice(indices: list[int]) -> slice | list[int]:
+def as_slice(indices: list[int]) -> slice | list[int]:
     """A slice where one says the same: numpy takes it without copying."""
     if indices and indices == list(range(indices[0], indices[0] + len(indices))):
         return slice(indices[0], indices[-1] + 1)

@@ -27,7 +27,7 @@ from hotplate.windows.exact import Floats, Integers
 from hotplate.windows.finalize import Finalizer, Partials
 from hotplate.windows.log import MAGIC, Head, LogFormat
 from hotplate.windows.plan import LogPlan
-from hotplate.windows.records import ARRIVAL, TS, first_arrivals, stamp_limit
+from hotplate.windows.records import ARRIVAL, TS, arrivals_of, first_arrivals, stamp_limit
 from hotplate.windows.single import SingleReader
 from hotplate.windows.sources import Selection, Source, of_records, of_tiles, partials_of
 from hotplate.windows.spec import WindowSpec
@@ -38,7 +38,6 @@ __all__ = ["Answer", "Reader"]
 _OWNER_BITS: Final = 46
 _OWNERS: Final = 1 << 16
 _REGISTER_OWNERS: Final = 256  # 1,024 registers a window and entity: bounds the memory of a read
-_NO_TILES: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +239,7 @@ class _Seen:
             is_all = not stamps.size or int(np.maximum.reduce(stamps)) < stamp_limit(int(t[0]))
             is_seen = None if is_all else stamps < stamp_limit(int(t[0]))
         else:
-            is_seen = stamps < stamp_limits(t).take(owner)
+            is_seen = stamps < stamp_limit(t).take(owner)
             is_all = bool(is_seen.all())
         if not is_all:
             assert is_seen is not None
@@ -249,11 +248,6 @@ class _Seen:
             records, key = records[:, is_seen], key[is_seen]
         self.key: Integers = key
         self.fields: Integers = records
-
-
-def stamp_limits(t: Integers) -> Integers:
-    """`stamp_limit` of each t."""
-    return (t + 1) << 16
 
 
 def _settle_ties(records: Integers, key: Integers) -> Integers:
@@ -286,11 +280,7 @@ def _changes(valid_until: Integers, chain: Chain, key: Integers, stretch: Stretc
     if not key.size:
         return
     if len(valid_until) == 1:
-        begin, last = stretch.begin[0], int(stretch.end[0, 0])
-        oldest_of_each = key.take(begin, mode="clip").tolist()
-        moment = chain.first_leaves_at(oldest_of_each, begin.tolist(), last)
-        if last < len(key):
-            moment = min(moment, chain.enters_at(int(key[last])))
+        moment = chain.changes_at(key, stretch.begin[0], int(stretch.end[0, 0]))
         valid_until[0] = min(moment, int(valid_until[0]))
         return
     mask = (1 << _OWNER_BITS) - 1
@@ -308,7 +298,7 @@ def _appearances(
     valid_until: Integers, chain: Chain, hidden: Integers, owner: Integers | None
 ) -> None:
     """Lower `valid_until` to when an event that has not arrived yet enters a window."""
-    ts, arrivals = hidden[TS], hidden[ARRIVAL] >> 16
+    ts, arrivals = hidden[TS], arrivals_of(hidden)
     appears = np.maximum(chain.enters_at(ts), arrivals)
     leaves = chain.leaves_at(ts[:, None]).max(axis=1)
     moments = np.where(appears < leaves, appears, NEVER)

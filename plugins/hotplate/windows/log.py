@@ -36,7 +36,6 @@ _VERSION: Final = 1
 _HEADER: Final = struct.Struct("<8sHHI8s16sqIIQ")
 HEADER_SIZE: Final = _HEADER.size
 NONCE_SIZE: Final = 16
-_CHECK_AT: Final = HEADER_SIZE - 8
 
 Tiles = npt.NDArray[Any]
 """Structured array of `tile_type`, sorted by (start, span)."""
@@ -73,14 +72,12 @@ class Head:
     """What stands before the records of a compacted log.
 
     Attributes:
-        nonce: 16 random bytes.
         horizon_ms: no earlier moment can be read.
         tiles: structured array of `tile_type`.
         registers: uint16, the sparse registers of all tiles.
         size: bytes before the records.
     """
 
-    nonce: bytes
     horizon_ms: int
     tiles: Tiles
     registers: npt.NDArray[np.uint16]
@@ -111,9 +108,7 @@ class LogFormat:
             return None
         if len(blob) < HEADER_SIZE:
             raise WindowStateError(f"it ends inside its header, after {len(blob)} bytes")
-        (_, version, _, size, digest, nonce, horizon, tiles, registers, _) = _HEADER.unpack_from(
-            blob
-        )
+        (_, version, _, size, digest, _, horizon, tiles, registers, _) = _HEADER.unpack_from(blob)
         if version != _VERSION:
             raise WindowStateError(f"it is of version {version}, this reads version {_VERSION}")
         if digest != self.plan.digest:
@@ -126,7 +121,6 @@ class LogFormat:
         if int(np.add.reduce(np.frombuffer(blob, "<i8", size // 8))):
             raise WindowStateError("its tiles are damaged")
         return Head(
-            nonce,
             horizon,
             np.frombuffer(blob, self.tile, tiles, HEADER_SIZE),
             np.frombuffer(blob, "<u2", registers, HEADER_SIZE + section),

@@ -224,9 +224,10 @@ class _History:
         # neighbours in time look up neighbours in memory
         order = np.argsort(places, kind="stable")
         rows, entities, t_ms = part.rows[order], part.row_entities[order], t_ms[order]
+        places = places[order]
         hidden = _Hidden(
-            np.searchsorted(places[order], timeline.place(self._entities, self._ts), side="right"),
-            np.searchsorted(places[order], timeline.place(self._entities, self._arrivals)),
+            np.searchsorted(places, timeline.place(self._entities, self._ts), side="right"),
+            np.searchsorted(places, timeline.place(self._entities, self._arrivals)),
         )
         work = np.cumsum(1 + hidden.counts(len(rows)))
         at_once = max(_CELLS // (len(self._windows) * self._statistics.width), 1)

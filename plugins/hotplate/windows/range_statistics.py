@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,8 @@ class RangeStatistics:
         numbers = values[:, [columns.index(one) for one in finalize.numeric]]
         self._is_known = numbers != NO_VALUE
         self._has_nulls = not self._is_known.all()
+        self._is_hash = self._hashes != NO_HASH
+        self._lacks_hashes = not self._is_hash.all()
         # one more at the end, where the range of an entity without events begins and ends
         self._numbers = np.zeros((len(values) + 1, len(self._numeric)), np.int64)
         self._numbers[:-1] = np.where(self._is_known, numbers, 0)
@@ -110,11 +112,11 @@ class RangeStatistics:
         out = np.empty((*events.shape, len(self._numeric) + len(self._distinct)), np.int64)
         out[...] = events[..., None]
         if self._has_nulls and self._numeric:
-            known = self._is_known.astype(np.int64)
-            out[..., self._numeric] = _between(self._known_sums, known, ranges)
-        if self._distinct and not (self._hashes != NO_HASH).all():
-            known = (self._hashes != NO_HASH).astype(np.int64)
-            out[..., self._distinct] = _between(self._hash_sums, known, ranges)
+            counts = _between(self._known_sums, self._is_known, ranges, _as_integers)
+            out[..., self._numeric] = counts
+        if self._lacks_hashes and self._distinct:
+            counts = _between(self._hash_sums, self._is_hash, ranges, _as_integers)
+            out[..., self._distinct] = counts
         return out
 
     def _sums(self, ranges: Ranges, is_short: bool) -> Integers:
@@ -129,11 +131,11 @@ class RangeStatistics:
 
     @cached_property
     def _known_sums(self) -> Integers:
-        return _prefix_sums(self._is_known.astype(np.int64))
+        return _prefix_sums(_as_integers(self._is_known))
 
     @cached_property
     def _hash_sums(self) -> Integers:
-        return _prefix_sums((self._hashes != NO_HASH).astype(np.int64))
+        return _prefix_sums(_as_integers(self._is_hash))
 
     @cached_property
     def _number_sums(self) -> Integers:
@@ -193,14 +195,7 @@ class RangeStatistics:
         return _with_end(np.minimum.accumulate(place[::-1], axis=0)[::-1], count)
 
     def _last(self, ranges: Ranges) -> Integers:
-        found = self._last_places(ranges.lo, ranges.hi)
-        holes = ranges.holes
-        if holes is not None:
-            pieces = holes.pieces(ranges.lo, ranges.hi)
-            each = self._last_places(pieces.lo, pieces.hi)
-            left = np.maximum.reduceat(each, pieces.begins, axis=0)
-            found.reshape(-1, found.shape[-1])[holes.cells] = left
-        return self._at(np.maximum(found, 0))
+        return self._at(np.maximum(_best(ranges, self._last_places, np.maximum), 0))
 
     def _last_places(self, lo: _Index, hi: _Index) -> Integers:
         """Where in each range the last value is, -1 if there is none."""
@@ -209,14 +204,7 @@ class RangeStatistics:
         return found
 
     def _first(self, ranges: Ranges) -> Integers:
-        found = self._first_places(ranges.lo, ranges.hi)
-        holes = ranges.holes
-        if holes is not None:
-            pieces = holes.pieces(ranges.lo, ranges.hi)
-            each = self._first_places(pieces.lo, pieces.hi)
-            left = np.minimum.reduceat(each, pieces.begins, axis=0)
-            found.reshape(-1, found.shape[-1])[holes.cells] = left
-        return self._at(found)
+        return self._at(_best(ranges, self._first_places, np.minimum))
 
     def _first_places(self, lo: _Index, hi: _Index) -> Integers:
         """Where in each range the first value is, N if there is none."""
@@ -244,6 +232,23 @@ class RangeStatistics:
         return powers, zeros
 
 
+def _best(
+    ranges: Ranges, places: Callable[[_Index, _Index], Integers], better: np.ufunc
+) -> Integers:
+    """Places in all ranges; in those with holes the best of their pieces."""
+    found = places(ranges.lo, ranges.hi)
+    holes = ranges.holes
+    if holes is not None:
+        pieces = holes.pieces(ranges.lo, ranges.hi)
+        left = better.reduceat(places(pieces.lo, pieces.hi), pieces.begins, axis=0)
+        found.reshape(-1, found.shape[-1])[holes.cells] = left
+    return found
+
+
+def _as_integers(flags: npt.NDArray[np.bool_]) -> Integers:
+    return flags.astype(np.int64)
+
+
 def _prefix_sums(values: Integers) -> Integers:
     """Sums of all before each position: (N + 1, ...); modulo 2**64, as are their differences."""
     out = np.zeros((len(values) + 1, *values.shape[1:]), np.int64)
@@ -257,9 +262,9 @@ def _with_end(table: Integers, value: int) -> Integers:
 
 def _between(
     sums: Integers,
-    values: Integers,
+    values: npt.NDArray[Any],
     ranges: Ranges,
-    function: Callable[[Integers], Integers] | None = None,
+    function: Callable[[Any], Integers] | None = None,
 ) -> Integers:
     """Sums over ranges (rows, W, C) of `function` of the values."""
     out = take_rows(sums, ranges.hi)

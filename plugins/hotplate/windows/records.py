@@ -12,7 +12,7 @@ In memory, records are fields: an int64 array (3 + C, n).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,16 @@ from hotplate.windows.events import Events
 from hotplate.windows.exact import Integers
 from hotplate.windows.plan import LogPlan
 
-__all__ = ["ARRIVAL", "ID", "TS", "VALUES", "RecordFormat", "first_arrivals", "stamp_limit"]
+__all__ = [
+    "ARRIVAL",
+    "ID",
+    "TS",
+    "VALUES",
+    "RecordFormat",
+    "arrivals_of",
+    "first_arrivals",
+    "stamp_limit",
+]
 
 TS: Final = 0
 ID: Final = 1
@@ -31,11 +40,18 @@ VALUES: Final = 3
 _CHECK_BITS: Final = 16
 _WORD: Final = np.dtype("<i8")
 _PART: Final = np.dtype("<u2")
+_Moments = TypeVar("_Moments", int, Integers)
 
 
-def stamp_limit(t_ms: int) -> int:
+def stamp_limit(t_ms: _Moments) -> _Moments:
     """The least third word of records that arrive after t: all below it have arrived."""
     return (t_ms + 1) << _CHECK_BITS
+
+
+def arrivals_of(fields: Integers) -> Integers:
+    """When each record arrived, ms UTC: int64 (3 + C, n) -> (n)."""
+    arrivals: Integers = fields[ARRIVAL] >> _CHECK_BITS
+    return arrivals
 
 
 class RecordFormat:
@@ -119,7 +135,7 @@ def first_arrivals(fields: Integers, owner: Integers | None = None) -> tuple[Int
     Returns:
         The fields that are kept, and which of the given ones they are.
     """
-    keys = [*fields[: VALUES - 1 : -1], fields[ARRIVAL] >> _CHECK_BITS, fields[ID], fields[TS]]
+    keys = [*fields[: VALUES - 1 : -1], arrivals_of(fields), fields[ID], fields[TS]]
     if owner is not None:
         keys.append(owner)
     order = np.lexsort(keys)

@@ -10,8 +10,7 @@ log with what was read and attaches what was appended meanwhile (see `hotplate.w
 Every command touches one key, so a cluster needs nothing of its own.
 
 The server holds the truth, not a copy of it, so it must never evict: whoever evicts a log turns
-"no events" into an answer. `LogServer.check` refuses
-every policy but `noeviction`.
+"no events" into an answer. `LogServer.check` refuses every policy but `noeviction`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 from hotplate.errors import CommandRefused, ConfigError, ServerError
 from hotplate.servers import rights
-from hotplate.servers.pool import Command, Pool
+from hotplate.servers.pool import Command, Pool, Primaries
 from hotplate.servers.redis import RedisServer
 from hotplate.windows.compaction import Fold
 
@@ -38,6 +37,7 @@ _SWAP: Final = """
 local held = redis.call('GET', KEYS[1])
 local consumed = tonumber(ARGV[2])
 if not held or #held < consumed or string.sub(held, 1, #ARGV[1]) ~= ARGV[1] then return 0 end
+if ARGV[1] == '' and held ~= '' then return 0 end
 redis.call('SET', KEYS[1], ARGV[3] .. string.sub(held, consumed + 1), 'KEEPTTL')
 return 1
 """
@@ -59,10 +59,15 @@ class LogServer:
     def __init__(self, server: RedisServer, timeout_s: float) -> None:
         self.server = server
         self.timeout_s = timeout_s
-        self.pool = Pool(server, timeout_s)
+        self.pool = Pool(server, timeout_s, self._met)
         self._is_checked = False
         self.term = 0
         """Goes up whenever it was connected to anew: it may then have lost what it was given."""
+
+    def _met(self, met: Primaries) -> None:
+        self.term += 1
+        if met.have_changed:
+            self._is_checked = False
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Logs, in the order of the keys, in one round trip."""
@@ -77,7 +82,6 @@ class LogServer:
         try:
             replies = self.pool.ask(commands)
         except ServerError:
-            self.term += 1
             self.pool.renew()
             replies = self.pool.ask(commands)
         for reply in replies:
@@ -123,7 +127,7 @@ class RedisState:
         self._server = server
         self._ttl_ms = ttl_ms
         self._margin_ms = max(1, ttl_ms // _MARGIN)
-        self._period = 0
+        self._period = (0, -1)
         self._extended: set[bytes] = set()
 
     def append(self, key: bytes, data: bytes) -> None:
@@ -152,8 +156,9 @@ class RedisState:
 
     def due(self, keys: Sequence[bytes]) -> list[bytes]:
         """Those of some logs whose life must be extended with what is appended to them now."""
-        # an older clock than that of a moment ago only extends once more
-        period = int(time.monotonic() * 1_000) // self._margin_ms
+        # an older clock than that of a moment ago only extends once more, and so does a server that
+        # was connected to anew: it may have lost the logs, and new ones would live without an end
+        period = (self._server.term, int(time.monotonic() * 1_000) // self._margin_ms)
         if period != self._period or len(self._extended) > _EXTENDED_MAX:
             self._period, self._extended = period, set()
         extended = self._extended

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from hotplate.windows.chains import NEVER, Chain
+from hotplate.windows.chains import Chain
 from hotplate.windows.errors import WindowStateError
 from hotplate.windows.exact import Integers
 from hotplate.windows.finalize import Finalizer, Partials
@@ -194,14 +194,7 @@ class SingleReader:
             running_maximum.take(last, axis=1).T if self._needs_maximum else None,
             is_small=count * largest < _SMALL,
         )
-        return partials, self._valid_until(key, places[:-1], end)
-
-    def _valid_until(self, key: Integers, begin: Integers, end: int) -> int:
-        oldest = key.take(begin, mode="clip").tolist()
-        moment = self._chain.first_leaves_at(oldest, begin.tolist(), end)
-        if end < len(key):
-            moment = min(moment, self._chain.enters_at(int(key[end])))
-        return min(moment, NEVER)
+        return partials, self._chain.changes_at(key, places[:-1], end)
 
 
 def _are_apart(ts: Integers, ids: Integers) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotplate.windows.exact import Floats, Integers, as_limbs, limbs_from_pair, squares
-from hotplate.windows.finalize import Partials
+from hotplate.windows.finalize import Partials, as_slice
 from hotplate.windows.hashing import NO_HASH
 from hotplate.windows.hyperloglog import POWERS, REGISTERS, registers_of
 from hotplate.windows.log import Tiles
@@ -57,19 +57,13 @@ class Selection:
         self.numeric = [stored_numeric.index(name) for name in numeric]
         self.distinct = [stored_distinct.index(name) for name in distinct]
         self.stored_distinct = len(stored_distinct)
-        self.numeric_rows = _as_slice([VALUES + names.index(name) for name in numeric])
-        self.distinct_rows = _as_slice([VALUES + names.index(name) for name in distinct])
+        self.numeric_rows = as_slice([VALUES + names.index(name) for name in numeric])
+        self.distinct_rows = as_slice([VALUES + names.index(name) for name in distinct])
         self.needs_values = bool(
             {"s", "q", "minimum", "maximum", "first", "last"} & self.needs and self.numeric
         )
         self.needs_places = bool({"first", "last"} & self.needs)
         self.needs_registers = "powers" in self.needs
-
-
-def _as_slice(rows: list[int]) -> slice | list[int]:
-    if rows and rows == list(range(rows[0], rows[0] + len(rows))):
-        return slice(rows[0], rows[-1] + 1)
-    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +155,9 @@ def of_records(fields: Integers, key: Integers, selection: Selection) -> Source:
     if selection.needs_values and size:
         least, most = int(np.minimum.reduce(values, None)), int(np.maximum.reduce(values, None))
     has_null = least == NO_VALUE or (
-        "n" in selection.needs and bool(selection.distinct) and NO_HASH in _flat(fields, selection)
+        "n" in selection.needs
+        and bool(selection.distinct)
+        and NO_HASH in fields[selection.distinct_rows]
     )
     if has_null or ("n" in selection.needs and not selection.needs_values):
         nulls = np.where(selection.is_numeric, NO_VALUE, NO_HASH)[:, None]
@@ -195,11 +191,6 @@ def of_records(fields: Integers, key: Integers, selection: Selection) -> Source:
     if selection.needs_registers:
         source = replace(source, proposals=tuple(map(_proposals, fields[selection.distinct_rows])))
     return source
-
-
-def _flat(fields: Integers, selection: Selection) -> Integers:
-    rows: Integers = fields[selection.distinct_rows]
-    return rows
 
 
 def _proposals(hashes: Integers) -> Proposals:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
+from hotplate.forks import restart_in_children
 from hotplate.windows.compaction import Fold
 
 __all__ = ["LocalState", "State"]
@@ -41,7 +42,8 @@ class State(Protocol):
         """Put a fold in the place of what it was made from; False if that is not there any more.
 
         In one step: if the log begins with `fold.expected`, its first `fold.consumed` bytes are
-        replaced by `fold.blob`. When the log expires is left as it is.
+        replaced by `fold.blob`. Where nothing is expected, nothing may be there but an empty log.
+        When the log expires is left as it is.
         """
 
 
@@ -60,6 +62,11 @@ class LocalState:
         self._logs: dict[bytes, bytearray] = {}
         # key -> when it expires, in the order in which it was set: the soonest first
         self._expires: dict[bytes, int] = {}
+        restart_in_children(self)
+
+    def restart_after_fork(self) -> None:
+        """Another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
 
     def append(self, key: bytes, data: bytes) -> None:
         """See `State.append`."""
@@ -99,6 +106,8 @@ class LocalState:
             log = self._logs.get(key)
             if log is None or len(log) < fold.consumed or not log.startswith(fold.expected):
                 return False
+            if log and not fold.expected:
+                return False
             log[: fold.consumed] = fold.blob
             return True
 
@@ -107,7 +116,8 @@ class LocalState:
             key, moment = next(iter(self._expires.items()))
             if moment > now:
                 return
-            del self._expires[key], self._logs[key]
+            del self._expires[key]
+            self._logs.pop(key, None)  # a fork may have come between the two
 
     def __len__(self) -> int:
         return len(self._logs)
