@@ -45,10 +45,10 @@ fast: $(VENV)/.dev ## tests alone, on up to four cores
 
 soak: $(VENV)/.dev ## the randomized comparisons, 100,000 operations a store and minutes of a fleet (over an hour)
 	HOTPLATE_ORACLE_EXAMPLES=2200 HOTPLATE_WINDOW_VALUES=3000000 HOTPLATE_WINDOW_SEEDS=500 \
-	  HOTPLATE_HANDBOOK=all $(BIN)/python -m pytest tests/online_store/test_oracle.py \
+	  HOTPLATE_HANDBOOK=all HOTPLATE_KILLS=300 $(BIN)/python -m pytest tests/online_store/test_oracle.py \
 	  tests/lab/test_history.py tests/lab/test_fleet.py tests/online_store/test_ordeal.py \
 	  tests/windows/test_online_equals_offline.py tests/windows/test_offline.py \
-	  tests/windows/test_handbook_serving.py -s $(ARGS)
+	  tests/windows/test_handbook_serving.py tests/windows/test_consume_killed.py -s $(ARGS)
 
 bench: $(VENV)/.dev ## every number of the README against Feast alone; writes out/bench/table.md
 	$(BIN)/python -m pipelines.bench $(ARGS)

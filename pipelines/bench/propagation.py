@@ -11,9 +11,6 @@ message, and another one that does nothing but wait for what the server says of 
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -27,6 +24,7 @@ from feast import FeatureStore
 
 import hotplate
 from hotplate.embedded import EmbeddedServer
+from pipelines.bench.children import said, started
 from pipelines.bench.line import Line
 from pipelines.bench.measure import Spread, percentile
 from pipelines.bench.place import T0, Place, rows_of, write
@@ -156,13 +154,13 @@ def _round(repo: Path, store: FeatureStore, numbers: range) -> tuple[list[float]
 
     inner.online_write_batch = noted
     returned = []
-    reader = _started(_READER, str(repo), str(numbers[-1]))
+    reader = started(_READER, str(repo), str(numbers[-1]))
     try:
         for number in numbers:
             write(store, 0, rows_of(0, range(1), float(number), T0 + timedelta(seconds=number)))
             returned.append(time.perf_counter_ns())
             time.sleep(_PAUSE_S)
-        changes = _said(reader)
+        changes = said(reader)
     finally:
         del inner.online_write_batch
         reader.kill()
@@ -175,14 +173,14 @@ def _round(repo: Path, store: FeatureStore, numbers: range) -> tuple[list[float]
 
 def _bare_round(port: int, bare_write: Callable[[int], object], writes: int) -> list[float]:
     """Milliseconds from the beginning of each write until another client heard of it."""
-    listener = _started(_LISTENER, str(port), str(writes))
+    listener = started(_LISTENER, str(port), str(writes))
     try:
         began = []
         for number in range(writes):
             began.append(time.perf_counter_ns())
             bare_write(number)
             time.sleep(_PAUSE_S)
-        return _waits(began, _said(listener))
+        return _waits(began, said(listener))
     finally:
         listener.kill()
         listener.communicate()
@@ -190,17 +188,3 @@ def _bare_round(port: int, bare_write: Callable[[int], object], writes: int) -> 
 
 def _waits(began: list[int], ended: list[int]) -> list[float]:
     return [max(0, end - begin) / 1e6 for begin, end in zip(began, ended, strict=True)]
-
-
-def _started(program: str, *arguments: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def _said(process: subprocess.Popen[str]) -> Any:
-    assert process.stdout is not None
-    return json.loads(process.stdout.readline())

@@ -8,9 +8,6 @@ compared with that of the second before it.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,6 +20,7 @@ import redis
 import hotplate
 from hotplate.embedded import EmbeddedServer
 from hotplate.tiers.entries import HEAD, VERSION
+from pipelines.bench.children import said, started
 from pipelines.bench.line import Line
 from pipelines.bench.measure import Spread, percentile
 from pipelines.bench.place import Place, rows_of, write
@@ -137,13 +135,13 @@ def _fill(place: Place, keys: int) -> None:
 def _watch(place: Place, seconds: int) -> tuple[list[Any], list[Any]]:
     """The spans of purging (begin, end, entries removed) and what the client's reads took."""
     port, state = str(place.server.port), str(place.folder / "state")
-    purging = _started(_PURGE, str(place.folder / "purged"), str(_RATE), state, str(seconds))
-    client = _started(_CLIENT, str(place.folder / "other"), port, str(2 * seconds + 2))
+    purging = started(_PURGE, str(place.folder / "purged"), str(_RATE), state, str(seconds))
+    client = started(_CLIENT, str(place.folder / "other"), port, str(2 * seconds + 2))
     try:
         assert purging.stdin is not None
         purging.stdin.write("go\n")
         purging.stdin.flush()
-        return _said(purging), _said(client)
+        return said(purging), said(client)
     finally:
         for process in (purging, client):
             process.kill()
@@ -173,20 +171,3 @@ def _line(
         f"{Spread.of(purging).median:.0f} us against {Spread.of(resting).median:.0f} us; "
         f"{rates.median:,.0f} entries/s ({rates.low:,.0f} to {rates.high:,.0f})",
     )
-
-
-def _started(program: str, *arguments: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def _said(process: subprocess.Popen[str]) -> Any:
-    assert process.stdout is not None
-    return json.loads(process.stdout.readline())

@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,8 +65,8 @@ def main(short: bool, repeats: int, seconds: float, only: str, out: Path) -> Non
         cases, repeats = [case for case in cases if case in _SHORT], 1
     cases = [case for case in cases if only in case[1]]
     lines = []
-    nursery = Nursery()
     with (
+        closing(Nursery()) as nursery,
         Progress(console=console, disable=not sys.stdout.isatty()) as progress,
         TemporaryDirectory(prefix="hotplate-faults-") as folder,
     ):
@@ -75,7 +76,6 @@ def main(short: bool, repeats: int, seconds: float, only: str, out: Path) -> Non
             place = Path(folder) / str(number)
             lines.append(measure(place, nursery, over, fault, repeats, seconds))
             progress.advance(task)
-    nursery.close()
     found["seconds"] = f"{time.monotonic() - began_s:.0f}"
     rows = [_row(line) for line in lines]
     table = Table(title="Faults of the server on which processes meet", title_justify="left")
@@ -127,7 +127,7 @@ def _aim(
     what: str, at_most_ms: float, lines: Sequence[Line], value_of: Callable[[Line], float]
 ) -> str:
     missed = [
-        f"{line.fault} ({'Redis' if line.over == TRACKED else 'SQLite'}) {value_of(line):.1f} ms"
+        f"{line.fault} ({line.over}) {value_of(line):.1f} ms"
         for line in lines
         if value_of(line) > at_most_ms
     ]

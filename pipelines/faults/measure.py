@@ -35,9 +35,9 @@ from pipelines.lab.worker import Operations
 
 __all__ = ["SENTINELS", "SQLITE", "TRACKED", "Line", "measure"]
 
-SQLITE = "SQLite, shared tier and channel"
-SENTINELS = "SQLite, shared tier and channel under sentinels"
-TRACKED = "Redis, tracked"
+SQLITE = "SQLite"
+SENTINELS = "SQLite, sentinels"
+TRACKED = "Redis"
 _WRITER = 99
 _WRITES = {"write": 1.0}
 
