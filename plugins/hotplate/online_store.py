@@ -528,6 +528,10 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             runtime.forget_views([*tables_to_delete, *tables_to_keep])
             runtime.plans.clear()
 
+    def note_written_elsewhere(self, config: RepoConfig, table: FeatureView) -> None:
+        """Forget a view that other processes wrote for this one, as Spark's executors do."""
+        self.runtime(config).forget_here(table)
+
     def plan(self, config: RepoConfig, desired_registry_proto: RegistryProto) -> list[InfraObject]:
         """`feast plan`: what the wrapped store would change."""
         store, inner = self._inner(config)

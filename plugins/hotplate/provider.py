@@ -14,12 +14,14 @@ from typing import Any, Final
 
 import pandas as pd
 from feast import OnDemandFeatureView
+from feast.infra.compute_engines.local.compute import LocalComputeEngine
 from feast.infra.passthrough_provider import PassthroughProvider
 
 from hotplate.ingestion import defragment
 from hotplate.training.errors import TrainingError
 from hotplate.training.job import Asked, EntityRows, WindowedJob
 from hotplate.training.retrieval import WindowedColumns, split
+from hotplate.training.tables import is_spark
 from hotplate.windowed import event_log_of, windowed_of
 
 __all__ = ["HotplateProvider"]
@@ -90,8 +92,9 @@ class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
             offline_store=self.offline_store,
             config=config,
         )
+        on_spark = is_spark(self.offline_store)
         rows = None
-        if not (isinstance(entity_df, str) and parts.ordinary):
+        if not on_spark and not (isinstance(entity_df, str) and parts.ordinary):
             rows = EntityRows(entity_df)
             windowed.check(rows.table.column_names)
         inner = None
@@ -108,6 +111,10 @@ class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
             )
         on_demand = OnDemandFeatureView.get_requested_odfvs(feature_refs, project, registry)
         asked = Asked(list(feature_refs), full_feature_names, on_demand, config.repo_path)
+        if on_spark:
+            from hotplate.training.spark_job import SparkWindowedJob
+
+            return SparkWindowedJob(entity_df, inner, windowed, asked, config)
         return WindowedJob(rows, inner, windowed, asked)
 
     def materialize_single_feature_view(
@@ -119,6 +126,15 @@ class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
         elif event_log_of(feature_view) is not None:
             how = "its events are pushed; `hotplate windows seed` fills it from its batch source"
         else:
-            super().materialize_single_feature_view(config, feature_view, *args, **kwargs)
+            self._materialize(config, feature_view, *args, **kwargs)
             return
         _log.info("materialize leaves out %r: %s", feature_view.name, how)
+
+    def _materialize(self, config: Any, feature_view: Any, *args: Any, **kwargs: Any) -> None:
+        """As Feast's; then this process forgets what the engine wrote from other processes."""
+        try:
+            super().materialize_single_feature_view(config, feature_view, *args, **kwargs)
+        finally:
+            forget = getattr(self.online_store, "note_written_elsewhere", None)
+            if forget is not None and not isinstance(self.batch_engine, LocalComputeEngine):
+                forget(config, feature_view)

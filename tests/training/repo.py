@@ -70,16 +70,20 @@ class TrainingRepo:
 
     folder: Path
     events: pd.DataFrame
+    offline_store: Any = None
+    backfilled: Any = None
+    batch_engine: Any = "local"
 
     def __post_init__(self) -> None:
         self.path = self.folder / "transactions.parquet"
-        self.events.to_parquet(self.path)
+        self.events.to_parquet(self.path, coerce_timestamps="us")
         self.cards = windowed_view(
             name="card_activity",
             entities=[CARD],
             source=self.push_source("card_pushes"),
             event_id="transaction_id",
             schema=_SCHEMA,
+            backfilled=self.backfilled,
             aggregations=[
                 Aggregation(column="amount", function="sum", time_window=HOUR),
                 Aggregation(column="amount", function="mean", time_window=HOUR * 24),
@@ -113,21 +117,29 @@ class TrainingRepo:
             project="shop",
             provider=provider,
             registry=str(self.folder / "registry.db"),
-            online_store={"type": "sqlite", "path": str(self.folder / "online.db")},
-            offline_store={"type": "file"},
+            online_store=self.online_store(),
+            offline_store=self.offline_store or {"type": "file"},
+            batch_engine=self.batch_engine,
             entity_key_serialization_version=3,
         )
+
+    def online_store(self) -> dict[str, Any]:
+        return {"type": "sqlite", "path": str(self.folder / "online.db")}
 
     def push_source(self, name: str) -> PushSource:
         return PushSource(
             name=name,
-            batch_source=FileSource(
+            batch_source=self.source(
                 name=f"{name}_batch",
                 path=str(self.path),
                 timestamp_field="at",
                 created_timestamp_column="arrived",
             ),
         )
+
+    def source(self, **kwargs: Any) -> Any:
+        """A source over a Parquet file that the offline store reads."""
+        return FileSource(**kwargs)
 
     def _profile(self) -> FeatureView:
         path = self.folder / "profiles.parquet"
@@ -137,12 +149,12 @@ class TrainingRepo:
                 "limit": [100.0, 200.0, 300.0, 400.0],
                 "at": pd.Timestamp("2026-02-01", tz="UTC"),
             }
-        ).to_parquet(path)
+        ).to_parquet(path, coerce_timestamps="us")
         return FeatureView(
             name="profile",
             entities=[CARD],
             schema=[Field(name="limit", dtype=Float64)],
-            source=FileSource(name="profiles", path=str(path), timestamp_field="at"),
+            source=self.source(name="profiles", path=str(path), timestamp_field="at"),
             ttl=timedelta(days=365),
         )
 

@@ -264,7 +264,7 @@ def test_chunks_hold_whole_row_groups(repo: TrainingRepo) -> None:
         sum(batch.num_rows for batch in one.batches(["at"])) for one in chunks_of(events, 1_200)
     ]
     assert read == [1_000] * 6 + [600]
-    assert EventSource(repo.cards.events).columns == [
+    assert EventSource(repo.cards.events).table.columns == [
         "card_id", "transaction_id", "amount", "items", "merchant_id", "at", "arrived",
     ]  # fmt: skip
     assert module.Progress("divide", 1, 2).step == "divide"

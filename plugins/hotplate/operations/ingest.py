@@ -54,14 +54,14 @@ class Ingestion:
 
     def __init__(self, runtime: Runtime, view: Any) -> None:
         self._runtime = runtime
-        self._source = EventSource(view)
+        self._source = EventSource(view).table
         self._log = runtime.event_logs.log(view)
         self._shape = declared_shape(view)
 
     @property
     def arrival(self) -> str:
         """The column that says when an event arrived."""
-        return self._source.named(str(self._source.source.created_timestamp_column))
+        return self._source.named(self._source.arrival)
 
     def stamp(self, table: pa.Table) -> pa.Table:
         """The table with the time of arrival, now, where it does not have that column."""

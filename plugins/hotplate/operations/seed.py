@@ -29,7 +29,7 @@ from hotplate.serving.runtime import Runtime, declared_shape
 from hotplate.serving.windows import Log
 from hotplate.training.reading import EventSource, history_of
 from hotplate.training.spill import Chunk, chunks_of, read_part, spill
-from hotplate.training.tables import events_table
+from hotplate.training.tables import events_table, is_spark
 from hotplate.windows.compaction import Fold
 from hotplate.windows.errors import WindowStateError
 from hotplate.windows.log import HEADER_SIZE, Head, LogFormat
@@ -107,17 +107,12 @@ class Seed:
             TrainingError: a column is missing, or cannot be what the view declares.
             ServerError: the server does not answer; the logs before are filled.
         """
-        config = self._store.config
-        offline_store = get_offline_store_from_config(config.offline_store)
-        table = events_table(self._source, events, offline_store, config)
-        self._source.check(table.schema.names)
-        chunks = chunks_of(table, self._max_rows)
-        total = sum(chunk.rows for chunk in chunks)
-        state = Seeded(total=total)
-        self._runtime.event_logs.check_place()
-        self._runtime.event_logs.admit(self._log, is_new=False)
         with TemporaryDirectory(prefix="hotplate-seed-") as folder:
-            for part in self._parts(chunks, total, Path(folder)):
+            total, parts = self._read(events, Path(folder))
+            state = Seeded(total=total)
+            self._runtime.event_logs.check_place()
+            self._runtime.event_logs.admit(self._log, is_new=False)
+            for part in parts:
                 for more in self._fill(part):
                     state = state + more
                     yield state
@@ -128,17 +123,30 @@ class Seed:
         self._runtime.forget_computed(self._log, None)
         yield state
 
+    def _read(self, events: Path | None, folder: Path) -> tuple[int, Iterator[pa.Table]]:
+        """How many events there are, and all of them by entity, a bounded number at a time."""
+        config = self._store.config
+        offline_store = get_offline_store_from_config(config.offline_store)
+        if events is None and is_spark(offline_store):
+            from hotplate.training.spark_frames import event_parts
+
+            return event_parts(self._source, config, self._max_rows)
+        table = events_table(self._source, events, offline_store, config)
+        self._source.table.check(table.schema.names)
+        chunks = chunks_of(table, self._max_rows)
+        total = sum(chunk.rows for chunk in chunks)
+        return total, self._parts(chunks, total, folder)
+
     def _parts(self, chunks: list[Chunk], total: int, folder: Path) -> Iterator[pa.Table]:
-        columns = self._source.columns
+        columns = self._source.table.columns
         parts = max(-(-total // self._max_rows), 1)
         if parts == 1:
             batches = [batch for chunk in chunks for batch in chunk.batches(columns)]
             if batches:
                 yield pa.Table.from_batches(batches)
             return
-        keys = [self._source.named(name) for name in self._source.join_keys]
         for chunk in chunks:
-            spill(chunk, folder, columns, keys, parts)
+            spill(chunk, folder, columns, self._source.table.key_columns, parts)
         for number in range(parts):
             part = read_part(folder, number)
             if part is not None:
@@ -146,8 +154,8 @@ class Seed:
 
     def _fill(self, table: pa.Table) -> Iterator[Seeded]:
         """Fill the logs of a part; yields what was done, bit by bit."""
-        history = history_of(self._source, table)
-        keys = dict(zip(self._source.join_keys, history.keys, strict=True))
+        history = history_of(self._source.table, table)
+        keys = dict(zip(self._source.table.join_keys, history.keys, strict=True))
         batch = from_columns(self._shape, keys, history.events, {})
         now_ms = self._runtime.clock.wall_ns() // 1_000_000
         # those that a window may still look at

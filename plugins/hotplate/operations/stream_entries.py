@@ -105,12 +105,12 @@ class EntryReader:
     """
 
     def __init__(self, view: Any, *, refuse_unknown: bool = False) -> None:
-        self._source = source = EventSource(view)
-        self._spec = source.log.spec
+        self._source = source = EventSource(view).table
+        self._spec = source.spec
         self._shape = declared_shape(view)
         self._refuse_unknown = refuse_unknown
-        self._at = source.named(source.source.timestamp_field)
-        self._arrival = source.named(str(source.source.created_timestamp_column))
+        self._at = source.named(source.timestamp)
+        self._arrival = source.named(source.arrival)
         self._keys = [source.named(name) for name in self._shape.join_keys]
         self._kinds = {
             source.named(name): source.kinds[name]

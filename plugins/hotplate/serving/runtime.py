@@ -414,6 +414,11 @@ class Runtime:
                 self.coherence.announce(name, None)
         return dropped
 
+    def forget_here(self, table: Any) -> None:
+        """Forget a feature view in this process, after others wrote it through their own caches."""
+        self.loaders.note_written(table)
+        self.domain.invalidate_views(self.domain.views_named(self.project, table.name))
+
     def forget_all(self, *, is_heard: bool = False) -> None:
         """Forget everything of this project, here and, where `is_heard`, in other processes."""
         shared = self.shared()

@@ -23,10 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -34,20 +32,16 @@ from feast import FeatureStore, FeatureView
 from feast.infra.offline_stores.offline_utils import get_offline_store_from_config
 from pydantic import BaseModel, ConfigDict, Field
 
-from hotplate.training.columns import codes_of
 from hotplate.training.errors import TrainingError
-from hotplate.training.reading import EventSource, History, history_of
-from hotplate.training.retrieval import as_arrow
+from hotplate.training.outputs import At, outputs_of
+from hotplate.training.reading import EventSource
 from hotplate.training.spill import Chunk, chunks_of, part_rows, read_part, spill
-from hotplate.training.tables import events_table, target_of
+from hotplate.training.tables import events_table, is_spark, target_of
 from hotplate.windowed import windowed_of
-from hotplate.windows.offline import Moments, outputs_at
-from hotplate.windows.spec import WindowSpec
 
 __all__ = ["Backfill", "BackfillResult", "BackfillSettings", "Progress", "backfill_view"]
 
 _VERSION: Final = 1
-_ROWS_A_GROUP: Final = 1 << 16
 
 
 class BackfillSettings(BaseModel):
@@ -63,7 +57,7 @@ class BackfillSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    at: Literal["event", "after"] = "event"
+    at: At = "event"
     max_rows: int = Field(default=500_000, ge=1_000)
 
 
@@ -86,12 +80,12 @@ class BackfillResult:
     """What a backfill has written.
 
     Attributes:
-        target: the file or folder.
+        target: the file or folder, or a table of Spark's.
         events: rows that were read.
         rows: rows that were written: one for each entity and moment.
     """
 
-    target: Path
+    target: Path | str
     events: int
     rows: int
 
@@ -111,20 +105,9 @@ class Backfill:
     def __init__(
         self, view: FeatureView, event_view: FeatureView, settings: BackfillSettings | None = None
     ) -> None:
-        said = windowed_of(view)
-        if said is None or said.events != event_view.name:
-            raise TrainingError(
-                where=f"feature view {view.name!r}",
-                problem=f"is no windowed view over {event_view.name!r}",
-                fix="Give the two views of one windowed_view(...).",
-            )
-        self.spec: WindowSpec = said.spec
-        self.source = EventSource(event_view)
         self.settings = settings or BackfillSettings()
-        batch = view.batch_source
-        has_own = batch is not None and batch != event_view.batch_source
-        self._timestamp = (has_own and batch.timestamp_field) or "event_timestamp"
-        self._created = (has_own and batch.created_timestamp_column) or "created_timestamp"
+        self.outputs = outputs_of(view, event_view, self.settings.at)
+        self.events = self.outputs.events
 
     def run(
         self,
@@ -148,7 +131,7 @@ class Backfill:
         total = sum(chunk.rows for chunk in chunks)
         work = target.with_name(f"{target.name}.backfill")
         tell = progress or (lambda _: None)
-        self.source.check(events.schema.names)
+        self.events.check(events.schema.names)
         self._claim(work, events, total)
         parts = max(-(-total // self.settings.max_rows), 1)
         self._divide(chunks, work, parts, total, tell)
@@ -168,9 +151,9 @@ class Backfill:
         files = [] if isinstance(events, pa.Table) else sorted(events.files)
         content = {
             "version": _VERSION,
-            "spec": self.spec.to_json(),
-            "columns": self.source.columns,
-            "names": [self._timestamp, self._created],
+            "spec": self.outputs.spec.to_json(),
+            "columns": self.events.columns,
+            "names": [self.outputs.timestamp, self.outputs.created],
             "settings": self.settings.model_dump(),
             "rows": total,
             "files": [[name, *_stamp(name)] for name in files],
@@ -202,14 +185,9 @@ class Backfill:
             return
         done = 0
         for chunk in chunks:
-            spill(chunk, work, self.source.columns, self._keys, parts)
+            spill(chunk, work, self.events.columns, self.events.key_columns, parts)
             done += chunk.rows
             tell(Progress("divide", done, total))
-
-    @property
-    def _keys(self) -> list[str]:
-        """Names in the table of the columns that say whose event it is."""
-        return [self.source.named(name) for name in self.source.join_keys]
 
     def _compute(self, chunks: list[Chunk], work: Path, number: int, parts: int) -> int:
         """Write the outputs of a part; how many events it has."""
@@ -217,68 +195,28 @@ class Backfill:
         if path.exists():
             return sum(chunk.rows for chunk in chunks) if parts == 1 else part_rows(work, number)
         if parts == 1:
-            batches = [batch for chunk in chunks for batch in chunk.batches(self.source.columns)]
+            batches = [batch for chunk in chunks for batch in chunk.batches(self.events.columns)]
             table = pa.Table.from_batches(batches) if batches else None
         else:
             table = read_part(work, number)
         if table is None:
             return 0
         making = path.with_suffix(".making")
-        self._write(history_of(self.source, table), making)
+        self._write(table, making)
         os.replace(making, path)
         return int(table.num_rows)
 
-    def _write(self, history: History, path: Path) -> None:
+    def _write(self, table: pa.Table, path: Path) -> None:
         """Compute the outputs of one part and write them a bounded number of rows at a time."""
-        moments, first = self._moments(history)
-        found = outputs_at(self.spec, history.events, moments.events, moments.rows)
-        created = pa.array(moments.rows.t_ms, pa.timestamp("ms", "UTC"))
-        keys = [column.take(pa.array(first)) for column in history.keys]
-        schema = self._schema(history)
-        with pq.ParquetWriter(path, schema) as writer:
-            for begin in range(0, len(found), _ROWS_A_GROUP):
-                some = slice(begin, begin + _ROWS_A_GROUP)
-                arrays = [column[some] for column in keys]
-                arrays += [created[some], created[some]]
-                arrays += [
-                    as_arrow(found[some, number], kind)
-                    for number, kind in enumerate(self.spec.output_types.values())
-                ]
-                arrays = [
-                    one.combine_chunks() if isinstance(one, pa.ChunkedArray) else one
-                    for one in arrays
-                ]
-                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-
-    def _moments(self, history: History) -> tuple[_Moments, npt.NDArray[np.intp]]:
-        """The rows: each entity at each moment of its events, once; and an event of each row."""
-        nothing = [column.slice(0, 0) for column in history.keys]
-        codes = codes_of(history.keys, nothing, self.source.join_keys).events
-        t_ms = history.events.ts + (1 if self.settings.at == "after" else 0)
-        order = np.lexsort((t_ms, codes))
-        is_first = np.ones(len(order), np.bool_)
-        is_first[1:] = np.diff(codes[order]).astype(np.bool_) | np.diff(t_ms[order]).astype(
-            np.bool_
-        )
-        first = order[is_first]
-        return _Moments(codes, Moments(codes[first], t_ms[first])), first
-
-    def _schema(self, history: History) -> pa.Schema:
-        moment = pa.timestamp("ms", "UTC")
-        return pa.schema(
-            [
-                *(
-                    (name, column.type)
-                    for name, column in zip(self.source.join_keys, history.keys, strict=True)
-                ),
-                (self._timestamp, moment),
-                (self._created, moment),
-                *(
-                    (name, pa.int64() if kind == "int64" else pa.float64())
-                    for name, kind in self.spec.output_types.items()
-                ),
-            ]
-        )
+        tables = self.outputs.tables(table)
+        first = next(tables, None)
+        if first is None:  # no row of it is an event
+            keys = [table.schema.field(name).type for name in self.events.key_columns]
+            first = self.outputs.schema(keys).empty_table()
+        with pq.ParquetWriter(path, first.schema) as writer:
+            writer.write_table(first)
+            for some in tables:
+                writer.write_table(some)
 
 
 def backfill_view(
@@ -297,6 +235,7 @@ def backfill_view(
         name: of the windowed view.
         events: a Parquet file or folder; the event view's batch source if left out.
         target: where the outputs go, see `Backfill.run`; the view's own batch source if left out.
+            Where the offline store is Spark, it computes and writes them.
         settings, progress: see there.
 
     Raises:
@@ -311,19 +250,23 @@ def backfill_view(
             fix="Name one that windowed_view(...) made, not its event view.",
         )
     event_view = store.get_feature_view(said.events)
+    offline_store = get_offline_store_from_config(store.config.offline_store)
+    if is_spark(offline_store):
+        from hotplate.training.spark_backfill import backfill_on_spark
+
+        return backfill_on_spark(
+            view,
+            event_view,
+            store.config,
+            events=events,
+            target=target,
+            settings=settings,
+            progress=progress,
+        )
     backfill = Backfill(view, event_view, settings)
     place = target or target_of(view, event_view, store.config)
-    offline_store = get_offline_store_from_config(store.config.offline_store)
-    table = events_table(backfill.source, events, offline_store, store.config)
+    table = events_table(EventSource(event_view), events, offline_store, store.config)
     return backfill.run(table, place, progress)
-
-
-@dataclass(frozen=True)
-class _Moments:
-    """The entity of each event, and the rows that are computed."""
-
-    events: npt.NDArray[np.int64]
-    rows: Moments
 
 
 def _outputs(work: Path, number: int) -> Path:

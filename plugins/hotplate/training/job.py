@@ -20,7 +20,7 @@ from feast.infra.offline_stores.offline_utils import infer_event_timestamp_from_
 from hotplate.training.errors import TrainingError
 from hotplate.training.retrieval import WindowedColumns
 
-__all__ = ["Asked", "EntityRows", "WindowedJob"]
+__all__ = ["Asked", "EntityRows", "WindowedJob", "timestamp_among"]
 
 _log = logging.getLogger("hotplate.training")
 _TIMESTAMP = "event_timestamp"
@@ -134,7 +134,11 @@ class WindowedJob(RetrievalJob):  # type: ignore[misc]
                 f"{table.num_rows:,}",
                 f"{self._rows.table.num_rows:,}",
             )
-        timestamp = self._rows.timestamp if self._rows is not None else _timestamp_of(table)
+        if self._rows is not None:
+            timestamp = self._rows.timestamp
+        else:
+            stamps = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
+            timestamp = timestamp_among(table.column_names, stamps)
         return self._windowed.add(table, timestamp)
 
     def _to_df_internal(self, timeout: int | None = None) -> pd.DataFrame:
@@ -184,13 +188,20 @@ class WindowedJob(RetrievalJob):  # type: ignore[misc]
         )
 
 
-def _timestamp_of(table: pa.Table) -> str:
-    """The column of a query's answer that says when each row is."""
-    if _TIMESTAMP in table.column_names:
+def timestamp_among(columns: Sequence[str], stamps: Sequence[str]) -> str:
+    """The column of a query's answer that says when each row is.
+
+    Args:
+        columns: all of them.
+        stamps: those of timestamps.
+
+    Raises:
+        TrainingError: none is named so, and there is not just one of timestamps.
+    """
+    if _TIMESTAMP in columns:
         return _TIMESTAMP
-    found = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
-    if len(found) == 1:
-        return str(found[0])
+    if len(stamps) == 1:
+        return str(stamps[0])
     raise TrainingError(
         where="entity_df",
         problem=f"its query answers no column {_TIMESTAMP!r}",

@@ -13,14 +13,16 @@ import pyarrow as pa
 from feast import FeatureView
 from feast.infra.offline_stores.dask import DaskOfflineStore
 from feast.infra.offline_stores.file_source import FileSource
+from feast.value_type import ValueType
 
 from hotplate.training.columns import moments_of, values_of
 from hotplate.training.errors import TrainingError
 from hotplate.training.files import between, opened
 from hotplate.windowed import event_log_of
 from hotplate.windows.events import Events, accept
+from hotplate.windows.spec import EventSpec
 
-__all__ = ["EventSource", "History", "events_of", "history_of", "utc"]
+__all__ = ["EventSource", "EventTable", "History", "events_of", "history_of", "utc"]
 
 _log = logging.getLogger("hotplate")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,58 +45,46 @@ class History:
     dropped: Mapping[str, int]
 
 
-class EventSource:
-    """The table behind an event view.
+@dataclass(frozen=True)
+class EventTable:
+    """How the events of a view lie in a table: all that reading them takes.
 
     Attributes:
-        view: the event view.
-        log: what its tag says.
+        view: name of the event view.
+        spec: what its log holds.
         join_keys: names of the columns of its entities.
-        columns: names in the table: join keys, fields, timestamp, arrival.
+        kinds: join keys and fields -> their declared types.
+        names: names in the view -> those in the table, where they differ.
+        timestamp, arrival: the columns that say when an event happened and when it arrived.
     """
 
-    def __init__(self, view: FeatureView) -> None:
-        where = f"event view {view.name!r}"
-        log = event_log_of(view)
-        if log is None:
-            raise TrainingError(
-                where=where,
-                problem="has no event log in its tags",
-                fix="Declare it with windowed_view(...) and run `feast apply`.",
-            )
-        self.view, self.log = view, log
-        source = view.batch_source
-        if source is None or not source.created_timestamp_column:
-            raise TrainingError(
-                where=where,
-                problem="its batch source names no created_timestamp_column",
-                fix="Name the column that says when an event arrived: training sees only what had "
-                "arrived.",
-            )
-        self.source = source
-        self.join_keys = tuple(column.name for column in view.entity_columns)
-        self.kinds = {field.name: field.dtype.to_value_type() for field in view.schema}
-        self._fields = [log.spec.event_id, *(column.name for column in log.spec.columns)]
-        self._in_table = {new: old for old, new in (source.field_mapping or {}).items()}
+    view: str
+    spec: EventSpec
+    join_keys: tuple[str, ...]
+    kinds: Mapping[str, ValueType]
+    names: Mapping[str, str]
+    timestamp: str
+    arrival: str
 
     def named(self, name: str) -> str:
         """A column's name in the table."""
-        return str(self._in_table.get(name, name))
+        return str(self.names.get(name, name))
+
+    @property
+    def key_columns(self) -> list[str]:
+        """Names in the table of the join keys."""
+        return [self.named(name) for name in self.join_keys]
 
     @property
     def fields(self) -> list[str]:
         """The fields of the log, by name in the view, without those that are join keys."""
-        return [name for name in dict.fromkeys(self._fields) if name not in self.join_keys]
+        names = [self.spec.event_id, *(column.name for column in self.spec.columns)]
+        return [name for name in dict.fromkeys(names) if name not in self.join_keys]
 
     @property
     def columns(self) -> list[str]:
         """All columns that are read, by name in the table."""
-        names = [
-            *self.join_keys,
-            *self.fields,
-            self.source.timestamp_field,
-            str(self.source.created_timestamp_column),
-        ]
+        names = [*self.join_keys, *self.fields, self.timestamp, self.arrival]
         return list(dict.fromkeys(self.named(name) for name in names))
 
     def check(self, columns: Sequence[str]) -> None:
@@ -106,10 +96,48 @@ class EventSource:
         missing = [name for name in self.columns if name not in columns]
         if missing:
             raise TrainingError(
-                where=f"events for {self.view.name!r}",
+                where=f"events for {self.view!r}",
                 problem=f"have no column {missing[0]!r}",
                 fix=f"Columns there: {', '.join(columns)}.",
             )
+
+
+class EventSource:
+    """The table behind an event view.
+
+    Attributes:
+        view: the event view.
+        source: its batch source.
+        table: how its events lie there.
+    """
+
+    def __init__(self, view: FeatureView) -> None:
+        where = f"event view {view.name!r}"
+        log = event_log_of(view)
+        if log is None:
+            raise TrainingError(
+                where=where,
+                problem="has no event log in its tags",
+                fix="Declare it with windowed_view(...) and run `feast apply`.",
+            )
+        source = view.batch_source
+        if source is None or not source.created_timestamp_column:
+            raise TrainingError(
+                where=where,
+                problem="its batch source names no created_timestamp_column",
+                fix="Name the column that says when an event arrived: training sees only what had "
+                "arrived.",
+            )
+        self.view, self.source = view, source
+        self.table = EventTable(
+            view.name,
+            log.spec,
+            tuple(column.name for column in view.entity_columns),
+            {field.name: field.dtype.to_value_type() for field in view.schema},
+            {new: old for old, new in (source.field_mapping or {}).items()},
+            source.timestamp_field,
+            str(source.created_timestamp_column),
+        )
 
     def pull(self, offline_store: Any, config: Any, start_ms: int, end_ms: int) -> pa.Table:
         """Read the events of `[start_ms, end_ms]` through the configured offline store.
@@ -119,18 +147,19 @@ class EventSource:
         numbers where there is a null among them.
         """
         start_ms, end_ms = max(start_ms, 0), max(end_ms, 0) + 1
+        table = self.table
         if type(offline_store) is DaskOfflineStore and isinstance(self.source, FileSource):
             files = opened(self.source, config)
-            self.check(files.schema.names)
-            wanted = between(files, self.named(self.source.timestamp_field), start_ms, end_ms)
-            return files.to_table(columns=self.columns, filter=wanted)
+            table.check(files.schema.names)
+            wanted = between(files, table.named(table.timestamp), start_ms, end_ms)
+            return files.to_table(columns=table.columns, filter=wanted)
         job = offline_store.pull_all_from_table_or_query(
             config=config,
             data_source=self.source,
-            join_key_columns=[self.named(name) for name in self.join_keys],
-            feature_name_columns=[self.named(name) for name in self.fields],
-            timestamp_field=self.named(self.source.timestamp_field),
-            created_timestamp_column=self.named(str(self.source.created_timestamp_column)),
+            join_key_columns=table.key_columns,
+            feature_name_columns=[table.named(name) for name in table.fields],
+            timestamp_field=table.named(table.timestamp),
+            created_timestamp_column=table.named(table.arrival),
             start_date=utc(start_ms),
             end_date=utc(end_ms),
         )
@@ -142,36 +171,35 @@ def utc(moment_ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=moment_ms)
 
 
-def history_of(source: EventSource, table: pa.Table) -> History:
+def history_of(source: EventTable, table: pa.Table) -> History:
     """Turn rows of the batch source into events; what ingestion drops is dropped.
 
     Raises:
         TrainingError: a column is missing, or cannot be what the view declares.
     """
     history = events_of(source, table)
-    _tell(f"batch source of event view {source.view.name!r}", history.dropped)
+    _tell(f"batch source of event view {source.view!r}", history.dropped)
     return history
 
 
-def events_of(source: EventSource, table: pa.Table) -> History:
+def events_of(source: EventTable, table: pa.Table) -> History:
     """The same for rows that come from elsewhere, under the names of the batch source."""
-    where = f"events of {source.view.name!r}"
+    where = f"events of {source.view!r}"
     source.check(table.column_names)
 
     def column(name: str) -> Any:
         return table.column(source.named(name))
 
-    spec = source.log.spec
+    spec = source.spec
     values = {
         name: values_of(column(name), source.kinds[name], f"{where}, column {name!r}")
         for name in [spec.event_id, *(one.name for one in spec.columns)]
     }
-    created = str(source.source.created_timestamp_column)
     accepted = accept(
         spec,
-        moments_of(column(source.source.timestamp_field), where),
+        moments_of(column(source.timestamp), where),
         values[spec.event_id],
-        moments_of(column(created), f"{where}, column {created!r}"),
+        moments_of(column(source.arrival), f"{where}, column {source.arrival!r}"),
         values,
     )
     rows, events, dropped = accepted.rows, accepted.events, accepted.dropped

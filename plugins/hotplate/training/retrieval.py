@@ -20,31 +20,92 @@ from feast.utils import _parse_feature_ref
 
 from hotplate.training.columns import codes_of, moments_of
 from hotplate.training.errors import TrainingError
-from hotplate.training.reading import EventSource, history_of
+from hotplate.training.outputs import as_arrow
+from hotplate.training.reading import EventSource, EventTable, history_of
 from hotplate.windowed import windowed_of
 from hotplate.windows.offline import Moments, outputs_at
 from hotplate.windows.spec import WindowSpec
 
-__all__ = ["Split", "WindowedColumns", "as_arrow", "split"]
+__all__ = ["Split", "Wanted", "WantedOfEvents", "WindowedColumns", "moments_in", "split"]
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class Wanted:
     """Some outputs of one windowed view, for one way of naming its entities.
 
     Attributes:
         name: of the view, as it is asked for.
         spec: the outputs that are wanted.
-        source: the events.
         join_keys: for each join key of the events the column of the rows that holds it.
         columns: names of the columns to add, one for each output.
     """
 
     name: str
     spec: WindowSpec
-    source: EventSource
     join_keys: tuple[str, ...]
     columns: tuple[str, ...]
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Column -> `"int64"` or `"float64"`."""
+        return dict(zip(self.columns, self.spec.output_types.values(), strict=True))
+
+    def empty(self, table: pa.Table) -> pa.Table:
+        """The table of no rows with the columns."""
+        return self.added(table, np.empty((0, len(self.columns))))
+
+    def added(self, table: pa.Table, found: npt.NDArray[np.float64]) -> pa.Table:
+        """The table with the columns: float64 (rows, outputs)."""
+        for number, (column, kind) in enumerate(self.kinds.items()):
+            table = table.append_column(column, as_arrow(found[:, number], kind))
+        return table
+
+
+@dataclass(frozen=True)
+class WantedOfEvents:
+    """All that is wanted of the events of one view; needs no registry.
+
+    Attributes:
+        events: how the events lie in a table.
+        wanted: the outputs.
+    """
+
+    events: EventTable
+    wanted: tuple[Wanted, ...]
+
+    @property
+    def reach_ms(self) -> int:
+        """How long before a moment an event can have happened that counts at it."""
+        windows = [window for one in self.wanted for window in one.spec.windows]
+        back = max(window.reach_ms + window.hop_ms for window in windows)
+        return back + self.events.spec.lateness_ms
+
+    def add(self, table: pa.Table, timestamp: str, events: pa.Table) -> pa.Table:
+        """The rows with the columns, as of each row's own timestamp.
+
+        Args:
+            table: the rows.
+            timestamp: the column that says when each row is.
+            events: all events that can count for them.
+
+        Raises:
+            TrainingError: rows or events are not as they must be.
+        """
+        t_ms = moments_in(table, timestamp)
+        history = history_of(self.events, events)
+        for wanted in self.wanted:
+            rows = [table.column(key) for key in wanted.join_keys]
+            codes = codes_of(history.keys, rows, wanted.join_keys)
+            is_known = codes.rows >= 0  # no key, no entity: null, as for any feature view
+            found = np.full((table.num_rows, len(wanted.columns)), np.nan)
+            found[is_known] = outputs_at(
+                wanted.spec,
+                history.events,
+                codes.events,
+                Moments(codes.rows[is_known], t_ms[is_known]),
+            )
+            table = wanted.added(table, found)
+        return table
 
 
 @dataclass(frozen=True)
@@ -108,7 +169,7 @@ class WindowedColumns:
     ) -> None:
         self._offline_store, self._config = offline_store, config
         sources: dict[str, EventSource] = {}
-        self._wanted: list[_Wanted] = []
+        wanted: dict[str, list[Wanted]] = {}
         for view in parts.windowed:
             name = view.projection.name_to_use()
             outputs = [_feature(ref) for ref in parts.windowed_refs if _view_of(ref) == name]
@@ -116,20 +177,27 @@ class WindowedColumns:
             assert said is not None
             if said.events not in sources:
                 sources[said.events] = _source(view.name, said.events, registry, project)
-            source = sources[said.events]
             key_map = view.projection.join_key_map
-            self._wanted.append(
-                _Wanted(
+            wanted.setdefault(said.events, []).append(
+                Wanted(
                     name,
                     _only(said.spec, dict.fromkeys(outputs)),
-                    source,
-                    tuple(key_map.get(key, key) for key in source.join_keys),
+                    tuple(key_map.get(key, key) for key in sources[said.events].table.join_keys),
                     tuple(
                         f"{name}__{output}" if full_feature_names else output
                         for output in dict.fromkeys(outputs)
                     ),
                 )
             )
+        self.by_source = [
+            (source, WantedOfEvents(source.table, tuple(wanted[name])))
+            for name, source in sources.items()
+        ]
+        """The wanted outputs, those of one event view together: its events are read once."""
+
+    @property
+    def _wanted(self) -> list[Wanted]:
+        return [one for _, of_events in self.by_source for one in of_events.wanted]
 
     def check(self, columns: Iterable[str]) -> None:
         """Make sure that rows of these columns can be given the windowed ones.
@@ -168,37 +236,14 @@ class WindowedColumns:
         self.check(table.column_names)
         if not table.num_rows:
             for wanted in self._wanted:
-                table = _with(table, wanted, np.empty((0, len(wanted.columns))))
+                table = wanted.empty(table)
             return table
-        t_ms = _moments(table, timestamp)
-        for source, of_source in self._by_source():
-            back = max(
-                window.reach_ms + window.hop_ms
-                for wanted in of_source
-                for window in wanted.spec.windows
-            )
-            start_ms = int(t_ms.min()) - back - source.log.spec.lateness_ms
+        t_ms = moments_in(table, timestamp)
+        for source, of_events in self.by_source:
+            start_ms = int(t_ms.min()) - of_events.reach_ms
             events = source.pull(self._offline_store, self._config, start_ms, int(t_ms.max()))
-            history = history_of(source, events)
-            del events
-            for wanted in of_source:
-                rows = [table.column(key) for key in wanted.join_keys]
-                codes = codes_of(history.keys, rows, wanted.join_keys)
-                is_known = codes.rows >= 0  # no key, no entity: null, as for any feature view
-                found = np.full((table.num_rows, len(wanted.columns)), np.nan)
-                found[is_known] = outputs_at(
-                    wanted.spec,
-                    history.events,
-                    codes.events,
-                    Moments(codes.rows[is_known], t_ms[is_known]),
-                )
-                table = _with(table, wanted, found)
+            table = of_events.add(table, timestamp, events)
         return table
-
-    def _by_source(self) -> list[tuple[EventSource, list[_Wanted]]]:
-        """The wanted outputs, those of one event view together: its events are read once."""
-        views = dict.fromkeys(wanted.source for wanted in self._wanted)
-        return [(source, [one for one in self._wanted if one.source is source]) for source in views]
 
 
 def _feature(ref: str) -> str:
@@ -222,7 +267,12 @@ def _only(spec: WindowSpec, outputs: Iterable[str]) -> WindowSpec:
     return WindowSpec(spec.event, tuple(by_name[name] for name in outputs))
 
 
-def _moments(table: pa.Table, timestamp: str) -> npt.NDArray[np.int64]:
+def moments_in(table: pa.Table, timestamp: str) -> npt.NDArray[np.int64]:
+    """When each row is, in ms since 1970.
+
+    Raises:
+        TrainingError: a row has no timestamp.
+    """
     where = f"entity rows, column {timestamp!r}"
     moments = moments_of(table.column(timestamp), where)
     if np.isnat(moments).any():
@@ -232,18 +282,3 @@ def _moments(table: pa.Table, timestamp: str) -> npt.NDArray[np.int64]:
             fix="Say as of when each row is meant, or leave such rows out.",
         )
     return moments.astype("datetime64[ms]").view(np.int64)
-
-
-def _with(table: pa.Table, wanted: _Wanted, found: npt.NDArray[np.float64]) -> pa.Table:
-    kinds = wanted.spec.output_types
-    for number, (column, output) in enumerate(zip(wanted.columns, kinds, strict=True)):
-        table = table.append_column(column, as_arrow(found[:, number], kinds[output]))
-    return table
-
-
-def as_arrow(values: npt.NDArray[np.float64], kind: str) -> Any:
-    """One output as an Arrow array: NaN is null."""
-    is_null = np.isnan(values)
-    if kind == "int64":
-        values = np.where(is_null, 0, values).astype(np.int64)
-    return pa.array(values, mask=is_null if is_null.any() else None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -15,7 +16,15 @@ from hotplate.training.errors import TrainingError
 from hotplate.training.files import opened
 from hotplate.training.reading import EventSource
 
-__all__ = ["events_table", "target_of"]
+__all__ = ["events_table", "is_spark", "target_of"]
+
+_SPARK: Final = "feast.infra.offline_stores.contrib.spark_offline_store.spark"
+
+
+def is_spark(offline_store: Any) -> bool:
+    """Whether it is Feast's Spark store, told without importing Spark."""
+    spark = sys.modules.get(_SPARK)
+    return spark is not None and isinstance(offline_store, spark.SparkOfflineStore)
 
 
 def events_table(
