@@ -14,6 +14,7 @@ __all__ = ["Pace", "giving_way"]
 _SECOND: Final = 1.0
 _STEPS: Final = 10
 _NICER: Final = 10
+_LATE_S: Final = 0.005
 
 
 @contextmanager
@@ -32,7 +33,7 @@ class Pace:
     """Spreads what it lets through evenly, and never lets more through than the limit.
 
     The bound holds for every window of a second, wherever it begins, so a pause is not made up
-    for by a burst.
+    for by a burst; that a sleep took a little longer than it should have is.
 
     Args:
         limit: how many a second; at least 1.
@@ -65,7 +66,7 @@ class Pace:
         now_s = self._clock()
         self._taken.append((now_s, count))
         self._sum += count
-        self._next_s = max(now_s, self._next_s) + count / self.limit
+        self._next_s = max(now_s - _LATE_S, self._next_s) + count / self.limit
 
     def _wait_s(self, count: int) -> float:
         now_s = self._clock()
