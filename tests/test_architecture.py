@@ -25,10 +25,12 @@ ALLOWED: dict[str, set[str]] = {
     "core": PURE | {"core", "tiers", "invalidation"},
     "sources": PURE | {"sources"},
     "serving": PURE
-    | {"core", "tiers", "invalidation", "servers", "sources", "serving", "windowed", "windows"},
+    | {"core", "tiers", "invalidation", "servers", "sources", "serving", "windowed", "windows"}
+    | {"outputs"},
     "windows": PURE | {"windows", "servers"},
     "ingestion": PURE,
     "training": PURE | {"windows", "windowed", "training"},
+    "outputs": PURE | {"tiers", "outputs"},
     "provider": PURE | {"ingestion", "training", "windowed"},
     "embedded": PURE,
     "settings": PURE,
@@ -36,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "online_store": PURE | {"core", "serving", "settings"},
     "operations": PURE
     | {"serving", "tiers", "servers", "operations", "training", "windowed", "windows"},
-    "handle": PURE | {"serving", "online_store", "ingestion", "operations", "windowed"},
+    "handle": PURE | {"serving", "online_store", "ingestion", "operations", "windowed", "outputs"},
     "testing": PURE | {"online_store"},
     "cli": PURE
     | {"serving", "online_store", "handle", "hotplate", "operations", "cli_repo", "cli_windows"},

@@ -24,6 +24,7 @@ from hotplate.operations.ingest import Ingested, Ingestion, tables_of
 from hotplate.operations.invalidate import Invalidation
 from hotplate.operations.purge import Limits, Progress, Purge
 from hotplate.operations.seed import Seed, Seeded
+from hotplate.outputs import InputSchema, OutputCache, OutputPolicy
 from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.entities import Target, as_columns
 from hotplate.serving.policies import feature_views_of, group_of, registry_state, resolve_all
@@ -138,6 +139,32 @@ class Hotplate:
                 not name exactly the features.
         """
         return MatrixReader(self._store, self.runtime, features, order, full_feature_names)
+
+    def outputs(
+        self,
+        model: str,
+        version: str,
+        inputs: InputSchema | Sequence[str],
+        policy: OutputPolicy | None = None,
+    ) -> OutputCache:
+        """The cache of the outputs of one version of a model; see `OutputCache.score`.
+
+        Made once for each model and version. Another version, schema, policy or set of rules is
+        another cache, and what the one before had kept is forgotten.
+
+        Args:
+            model: its name.
+            version: of the model.
+            inputs: what it reads, in its order: fields, or names of floats that count to 4 places.
+            policy: how long outputs are kept and what never is; that of `online_store.outputs` in
+                feature_store.yaml if left out, by the model's name or `default`.
+
+        Raises:
+            ConfigError: the deployment says nothing of outputs of this model, or what cannot be.
+            OutputError: no inputs, or one twice.
+        """
+        schema = inputs if isinstance(inputs, InputSchema) else InputSchema.of(*inputs)
+        return self.runtime.outputs.of(model, version, schema, policy)
 
     def invalidate(self, name: str, entities: Any = None) -> int:
         """Never again serve what was read before: for some entities, or for a whole group.

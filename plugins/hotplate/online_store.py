@@ -41,6 +41,7 @@ from hotplate.policy import PolicyLayers, TTLMap
 from hotplate.serving import feast_path
 from hotplate.serving.checks import check_apply
 from hotplate.serving.lookup import Request, fault_judged, prepare
+from hotplate.serving.outputs import output_policies
 from hotplate.serving.response import CachedResponse
 from hotplate.serving.runtime import Runtime
 from hotplate.serving.windows import is_computed
@@ -102,6 +103,9 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
     windows: WindowsConfig = Field(default_factory=WindowsConfig)
     """Where the event logs of windowed views are kept; see `hotplate.windowed`."""
 
+    outputs: dict[str, Any] = Field(default_factory=dict)
+    """Model -> how long its outputs are kept and which never are; see `hotplate.outputs`."""
+
     enforce_max_age: bool = False
     """Answer OUTSIDE_MAX_AGE for a value whose event time is past its feature view's own `ttl`."""
 
@@ -144,6 +148,7 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
     def _check_profile(self) -> CachedOnlineStoreConfig:
         self.profile()
         self.loader_settings()
+        output_policies(self.outputs)
         return self
 
     def profile(self) -> str | None:

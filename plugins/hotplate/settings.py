@@ -28,6 +28,7 @@ _EXAMPLES: Final = {
     "memory": "memory: {max_bytes: 512MB}",
     "shared": "shared: {connection_string: 'localhost:6379'}",
     "windows": "windows: {connection_string: 'localhost:6379'}",
+    "outputs": "outputs: {fraud: {ttl: 30s}}",
 }
 
 

@@ -49,11 +49,17 @@ class Domain:
         self._next_token = 1
         self._lock = threading.Lock()
         self._members: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._dependent: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def join(self, member: Member) -> None:
-        """Make a cache a member for as long as it lives."""
+    def join(self, member: Member, *, is_dependent: bool = False) -> None:
+        """Make a cache a member for as long as it lives.
+
+        Args:
+            member: the cache.
+            is_dependent: it holds what was made of rows of the others, and forgets after them.
+        """
         with self._lock:
-            self._members.add(member)
+            (self._dependent if is_dependent else self._members).add(member)
 
     def view(self, identity: ViewIdentity, layout: Layout) -> View:
         """The view of an identity, made on first use."""
@@ -135,12 +141,12 @@ class Domain:
 
     def _all_members(self) -> list[Member]:
         with self._lock:  # a weak set must not be iterated while another thread joins
-            return list(self._members)
+            return [*self._members, *self._dependent]
 
     def restart_after_fork(self) -> None:
         """Start clean in a forked child."""
         self._lock = threading.Lock()
-        for member in list(self._members):
+        for member in [*self._members, *self._dependent]:
             member.restart_after_fork()
 
 

@@ -41,7 +41,14 @@ class Request:
         wall_us = self._runtime.clock.wall_ns() // 1_000 if self.plan.is_enforced else 0
         values = self.values
         return CachedResponse(
-            self.plan, values.shown, values.protos, answer.rows, answer.now_ns, answer, wall_us
+            self.plan,
+            values.shown,
+            values.protos,
+            answer.rows,
+            answer.now_ns,
+            answer,
+            wall_us,
+            values.keys,
         )
 
 
@@ -124,7 +131,7 @@ def _look(
     rows = plan.hit(columns, count, now_ns)
     if rows is not None:
         wall_us = runtime.clock.wall_ns() // 1_000 if plan.is_enforced else 0
-        return CachedResponse(plan, shown, protos, rows, now_ns, None, wall_us)
+        return CachedResponse(plan, shown, protos, rows, now_ns, None, wall_us, columns)
     runtime.wrapped.config(config)
     return Request(runtime, plan, EntityValues(columns, shown, protos), count, now_ns)
 

@@ -149,7 +149,9 @@ class MatrixReader:
             answer = runtime.engine.read(plan.wants(values.keys, count), now_ns)
             rows, now_ns = answer.rows, answer.now_ns
         wall_us = runtime.clock.wall_ns() // 1_000 if plan.is_enforced else 0
-        response = CachedResponse(plan, values.shown, values.protos, rows, now_ns, answer, wall_us)
+        response = CachedResponse(
+            plan, values.shown, values.protos, rows, now_ns, answer, wall_us, values.keys
+        )
         return MatrixAnswer(self._fill(plan, rows, count), self.feature_names, response)
 
     def _fill(

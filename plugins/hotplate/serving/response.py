@@ -42,6 +42,7 @@ class CachedResponse(OnlineResponse):  # type: ignore[misc]
         now_ns: int,
         answer: Answer | None = None,
         wall_us: int = 0,
+        keys: Sequence[Sequence[Any]] = (),
     ) -> None:
         # Feast's constructor takes a protobuf message, which is what is not built here
         self._plan = plan
@@ -51,6 +52,7 @@ class CachedResponse(OnlineResponse):  # type: ignore[misc]
         self._now_ns = now_ns
         self._answer = answer
         self._wall_us = wall_us
+        self._keys = keys
         self._proto: GetOnlineFeaturesResponse | None = None
 
     @property

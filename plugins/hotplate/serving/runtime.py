@@ -27,6 +27,7 @@ from hotplate.servers.redis import RedisServer
 from hotplate.serving.coherence import Announcement, Coherence, server_of
 from hotplate.serving.events import Batch, Entity, from_feast
 from hotplate.serving.loaders import Loaders
+from hotplate.serving.outputs import Outputs
 from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
 from hotplate.serving.policies import PolicyBook, feature_views_of
@@ -111,6 +112,7 @@ class Runtime:
             )
         )
         self._shared: dict[str, SharedTier | None] = {}
+        self.outputs = Outputs(self, settings.outputs)
         self.passed = PassedCounters()
         self.cache_faults = 0
         self._answers_whole: bool | None = None

@@ -1,0 +1,19 @@
+"""A cache of model outputs, with rules for what must never be cached."""
+
+from hotplate.outputs.cache import OutputCache, Scored
+from hotplate.outputs.errors import OutputError
+from hotplate.outputs.explained import OutputExplanation
+from hotplate.outputs.inputs import InputField, InputSchema
+from hotplate.outputs.policy import OutputPolicy
+from hotplate.outputs.rules import Rule
+
+__all__ = [
+    "InputField",
+    "InputSchema",
+    "OutputCache",
+    "OutputError",
+    "OutputExplanation",
+    "OutputPolicy",
+    "Rule",
+    "Scored",
+]

@@ -1,0 +1,393 @@
+"""What must never be cached, said once, and judged for whole batches.
+
+A rule has a name, a reason, and a condition: a mapping, as it stands in feature_store.yaml.
+
+    {field: amount, above: 1000}            below, at_least, at_most, is, in, between: [low, high]
+    {score: {between: [0.4, 0.6]}}          the model's output; {score: ..., column: 1} of several
+    {field: kind, in: [payout, refund]}
+    {field: device_age_days, missing: true}
+    {hours: [22, 6], zone: Europe/Berlin}   the time of day at which it is asked
+    {any: [...]}, {all: [...]}, {not: ...}
+
+Fields are columns of the batch: what the model reads, and whatever else is given with it (what is
+known of the entity, what the decision is for). An input for which a rule holds is computed afresh
+and not kept.
+
+Conditions know three answers: yes, no, and unknown. A value that is missing makes a comparison
+unknown, and so does one that cannot be compared; `not` of unknown is unknown. Unknown counts as
+yes: in doubt nothing is cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from hotplate.outputs.batch import Batch
+from hotplate.outputs.errors import OutputError
+
+__all__ = ["Rule", "RuleSet", "Verdict"]
+
+_Mask: TypeAlias = npt.NDArray[np.bool_]
+_Answer: TypeAlias = tuple[_Mask, _Mask]  # yes, unknown
+
+_OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "above": np.greater,
+    "at_least": np.greater_equal,
+    "below": np.less,
+    "at_most": np.less_equal,
+}
+_COMPARED: Final = (*_OPERATORS, "is", "in", "between", "missing")
+_SCORE: Final = "score"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What rules are judged on.
+
+    Attributes:
+        batch: the inputs.
+        scores: float64 (rows, columns), or None where there are none yet.
+        wall_ns: the time of day.
+    """
+
+    batch: Batch
+    scores: npt.NDArray[Any] | None
+    wall_ns: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule said of a batch.
+
+    Attributes:
+        holds: where it forbids to cache, unknown included.
+        unknown: where it could not tell.
+        error: what went wrong, where nothing could be judged.
+    """
+
+    holds: _Mask
+    unknown: _Mask
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One reason not to cache.
+
+    Attributes:
+        name: how counters and explanations call it.
+        when: the condition; see the module.
+        reason: for whoever reads the explanation.
+    """
+
+    name: str
+    when: Mapping[str, Any]
+    reason: str = ""
+    _condition: _Condition = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.name or not isinstance(self.name, str):
+            raise OutputError(
+                where="a rule", problem="has no name", fix="Give each rule a name of its own."
+            )
+        condition = _parsed(self.when, f"rule {self.name!r}")
+        object.__setattr__(self, "_condition", condition)
+
+    @property
+    def needs_score(self) -> bool:
+        """Whether it can be judged only when the model has answered."""
+        return self._condition.needs_score
+
+    def judge(self, asked: Asked) -> Verdict:
+        """Judge every row of a batch; an error forbids all of them."""
+        count = asked.batch.count
+        try:
+            yes, unknown = self._condition.answer(asked)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing is cached
+            everything = np.ones(count, np.bool_)
+            shown = str(error) if isinstance(error, OutputError) else type(error).__name__
+            return Verdict(everything, everything, shown)
+        return Verdict(yes | unknown, unknown)
+
+
+class RuleSet:
+    """All rules of a model.
+
+    Args:
+        rules: in the order in which they are named; the first that holds is the one that decided.
+
+    Raises:
+        OutputError: two have one name.
+    """
+
+    def __init__(self, rules: Sequence[Rule] = ()) -> None:
+        names = [rule.name for rule in rules]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise OutputError(
+                where=f"rule {twice!r}", problem="is there twice", fix="Rename one of the two."
+            )
+        self.rules = tuple(rules)
+        self.has_score = any(rule.needs_score for rule in rules)
+
+    @classmethod
+    def parse(cls, said: Sequence[Any]) -> RuleSet:
+        """Rules as they stand in feature_store.yaml.
+
+        Raises:
+            OutputError: one of them cannot be read; the message says which, and why.
+        """
+        return cls([one if isinstance(one, Rule) else _rule_of(one) for one in said])
+
+    def judge(self, asked: Asked) -> list[Verdict]:
+        """What each rule says that can be judged by now: all of them once there are scores."""
+        return [
+            rule.judge(asked)
+            if asked.scores is not None or not rule.needs_score
+            else Verdict(*(np.zeros(asked.batch.count, np.bool_),) * 2)
+            for rule in self.rules
+        ]
+
+
+def _rule_of(said: Any) -> Rule:
+    if (
+        not isinstance(said, Mapping)
+        or set(said) - {"name", "when", "reason"}
+        or "when" not in said
+    ):
+        raise OutputError(
+            where=f"rule {said.get('name', '')!r}" if isinstance(said, Mapping) else "a rule",
+            problem="is not made of a name, a condition and a reason",
+            fix="Write {name: large, when: {field: amount, above: 1000}, reason: ...}.",
+        )
+    return Rule(str(said.get("name") or ""), said["when"], str(said.get("reason") or ""))
+
+
+# -- conditions -----------------------------------------------------------------------------------
+
+
+class _Condition:
+    needs_score = False
+
+    def answer(self, asked: Asked) -> _Answer:
+        raise NotImplementedError
+
+
+class _Every(_Condition):
+    """All of several, or any of them."""
+
+    def __init__(self, parts: Sequence[_Condition], *, is_any: bool) -> None:
+        self._parts, self._is_any = parts, is_any
+        self.needs_score = any(part.needs_score for part in parts)
+
+    def answer(self, asked: Asked) -> _Answer:
+        answers = [part.answer(asked) for part in self._parts]
+        yes, unknown = answers[0]
+        no = ~yes & ~unknown
+        for more, unsure in answers[1:]:
+            is_no = ~more & ~unsure
+            if self._is_any:
+                yes, no = yes | more, no & is_no
+            else:
+                yes, no = yes & more, no | is_no
+        return yes, ~yes & ~no
+
+
+class _Not(_Condition):
+    def __init__(self, part: _Condition) -> None:
+        self._part = part
+        self.needs_score = part.needs_score
+
+    def answer(self, asked: Asked) -> _Answer:
+        yes, unknown = self._part.answer(asked)
+        return ~yes & ~unknown, unknown
+
+
+class _Hours(_Condition):
+    """A part of the day, which may go past midnight."""
+
+    def __init__(self, start: float, end: float, zone: str, where: str) -> None:
+        self._start, self._end = start, end
+        try:
+            self._zone = UTC if zone == "UTC" else ZoneInfo(zone)
+        except (ZoneInfoNotFoundError, ValueError) as error:
+            raise OutputError(
+                where=where, problem=f"names no time zone: {zone!r}", fix="Write Europe/Berlin."
+            ) from error
+
+    def answer(self, asked: Asked) -> _Answer:
+        now = datetime.fromtimestamp(asked.wall_ns / 1e9, self._zone)
+        hour = now.hour + now.minute / 60 + now.second / 3600
+        if self._start <= self._end:
+            is_inside = self._start <= hour < self._end
+        else:
+            is_inside = hour >= self._start or hour < self._end
+        count = asked.batch.count
+        return np.full(count, is_inside), np.zeros(count, np.bool_)
+
+
+class _Compared(_Condition):
+    """A field, or the score, against values that the rule names."""
+
+    def __init__(self, name: str, column: int | None, said: Mapping[str, Any], where: str) -> None:
+        self._name, self._column = name, column
+        self.needs_score = column is not None
+        ((self._operator, self._value),) = said.items()
+        self._check(where)
+
+    def _check(self, where: str) -> None:
+        operator, value = self._operator, self._value
+        is_list = isinstance(value, (list, tuple, set, frozenset))
+        if operator in ("in", "between") and not is_list:
+            problem = f"{operator!r} is not followed by a list"
+        elif operator == "between" and len(value) != 2:
+            problem = "'between' takes two values: the least and the most"
+        elif operator == "missing" and value is not True:
+            problem = "'missing' can only be true; write not: {...} for the other"
+        elif operator not in ("in", "between") and (is_list or isinstance(value, Mapping)):
+            problem = f"{operator!r} takes one value"
+        else:
+            if operator in ("in", "between"):
+                self._value = tuple(value)
+            return
+        raise OutputError(where=where, problem=problem, fix="See hotplate.outputs.rules.")
+
+    def answer(self, asked: Asked) -> _Answer:
+        if self._column is not None:
+            assert asked.scores is not None
+            if self._column >= asked.scores.shape[1]:
+                raise OutputError(
+                    where=f"column {self._column} of the score",
+                    problem=f"is not there: the model answers {asked.scores.shape[1]}",
+                    fix="Name one that is.",
+                )
+            values = _Values(asked.scores[:, self._column])
+        else:
+            found = asked.batch.column(self._name)
+            if found is None:
+                if asked.batch.is_single or isinstance(asked.batch.given, list):
+                    found = [None] * asked.batch.count
+                else:
+                    raise OutputError(
+                        where=f"field {self._name!r}",
+                        problem="is not among the columns",
+                        fix="Give it beside what the model reads.",
+                    )
+            values = _Values(found)
+        if self._operator == "missing":
+            return values.missing, np.zeros(asked.batch.count, np.bool_)
+        yes, incomparable = self._compare(values)
+        unknown = values.missing | incomparable
+        return yes & ~unknown, unknown
+
+    def _compare(self, values: _Values) -> _Answer:
+        if self._operator in ("is", "in"):
+            wanted = self._value if self._operator == "in" else (self._value,)
+            return values.among(wanted)
+        if self._operator == "between":
+            (low, lower), (high, higher) = (
+                values.compared(np.greater_equal, self._value[0]),
+                values.compared(np.less_equal, self._value[1]),
+            )
+            return low & high, lower | higher
+        return values.compared(_OPERATORS[self._operator], self._value)
+
+
+class _Values:
+    """A column, with what is missing in it, compared as a whole."""
+
+    def __init__(self, values: Any) -> None:
+        if isinstance(values, (pa.Array, pa.ChunkedArray)):
+            values = values.to_pandas()
+        series = values if isinstance(values, pd.Series) else pd.Series(values)
+        if isinstance(series.dtype, pd.CategoricalDtype):
+            series = series.astype(series.cat.categories.dtype)
+        self.missing: _Mask = series.isna().to_numpy(np.bool_)
+        self._series = series
+        is_number = pd.api.types.is_numeric_dtype(series.dtype)
+        self.numbers = series.to_numpy(np.float64, na_value=np.nan) if is_number else None
+
+    def compared(self, operator: Callable[[Any, Any], Any], value: Any) -> _Answer:
+        """Order against one value; what has none with it is unknown."""
+        nothing = np.zeros(len(self.missing), np.bool_)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if self.numbers is not None and is_number:
+            return operator(self.numbers, value), nothing
+        kind = (int, float, np.number) if is_number else type(value)
+        cells = self._series.tolist()
+        alike = np.array(
+            [isinstance(cell, kind) and not isinstance(cell, bool) for cell in cells], np.bool_
+        )
+        yes = nothing.copy()
+        for place in np.flatnonzero(alike & ~self.missing).tolist():
+            yes[place] = bool(operator(cells[place], value))
+        return yes, ~alike
+
+    def among(self, wanted: Sequence[Any]) -> _Answer:
+        """Whether each is one of some values; text is never a number."""
+        nothing = np.zeros(len(self.missing), np.bool_)
+        if self.numbers is not None:
+            numbers = [one for one in wanted if isinstance(one, (int, float))]
+            if not numbers:  # a column of numbers, against texts: nobody meant that
+                return nothing, ~nothing
+            return np.isin(self.numbers, np.array(numbers, np.float64)), nothing
+        return self._series.isin(list(wanted)).to_numpy(np.bool_), nothing
+
+
+def _parsed(said: Any, where: str) -> _Condition:
+    if not isinstance(said, Mapping):
+        raise _unreadable(where, said)
+    given = dict(said)
+    for word in ("any", "all"):
+        if word in given:
+            parts = given.pop(word)
+            if given or not isinstance(parts, (list, tuple)) or not parts:
+                raise _unreadable(where, said)
+            return _Every([_parsed(part, where) for part in parts], is_any=word == "any")
+    if "not" in given:
+        part = given.pop("not")
+        if given:
+            raise _unreadable(where, said)
+        return _Not(_parsed(part, where))
+    if "hours" in given:
+        hours, zone = given.pop("hours"), given.pop("zone", "UTC")
+        is_right = isinstance(hours, (list, tuple)) and len(hours) == 2 and not given
+        if not is_right or not all(
+            isinstance(one, (int, float)) and 0 <= one <= 24 for one in hours
+        ):
+            raise _unreadable(where, said)
+        return _Hours(float(hours[0]), float(hours[1]), str(zone), where)
+    column: int | None = None
+    if _SCORE in given:
+        inner = given.pop(_SCORE)
+        column = given.pop("column", 0)
+        if given or not isinstance(inner, Mapping) or not isinstance(column, int) or column < 0:
+            raise _unreadable(where, said)
+        name, given = _SCORE, dict(inner)
+    else:
+        name = given.pop("field", None)
+        if not isinstance(name, str):
+            raise _unreadable(where, said)
+    if len(given) != 1 or next(iter(given)) not in _COMPARED:
+        raise _unreadable(where, said)
+    return _Compared(name, column, given, where)
+
+
+def _unreadable(where: str, said: Any) -> OutputError:
+    shown = sorted(said) if isinstance(said, Mapping) else type(said).__name__
+    return OutputError(
+        where=where,
+        problem=f"has a condition that cannot be read: {shown}",
+        fix="Write {field: NAME, above: VALUE} (or at_least, below, at_most, is, in, between, "
+        "missing), {score: {above: VALUE}}, {hours: [22, 6]}, {any: [...]}, {all: [...]} or "
+        "{not: ...}.",
+    )

@@ -1,0 +1,158 @@
+"""Which rows of features an output is computed from: what ends it, and when at the latest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from hotplate.codec import stamp_of
+from hotplate.contracts import NO_LEASE_NEEDED, Lease
+from hotplate.errors import ConfigError
+from hotplate.keys import Key, token_of
+from hotplate.outputs.cache import Inputs, OutputCache
+from hotplate.outputs.errors import OutputError
+from hotplate.outputs.inputs import InputSchema
+from hotplate.outputs.policy import OutputPolicy
+from hotplate.serving.plan import PlanGroup
+from hotplate.serving.reader import MatrixAnswer
+from hotplate.serving.response import CachedResponse
+
+if TYPE_CHECKING:
+    from hotplate.serving.runtime import Runtime
+
+__all__ = ["Outputs", "inputs_of", "output_policies"]
+
+
+def inputs_of(runtime: Runtime, features: Any, count: int) -> Inputs:
+    """What the rows of one or several answers of the store were made of.
+
+    Args:
+        runtime: of the store's cache.
+        features: a response, a `MatrixAnswer`, or a sequence of them.
+        count: rows that each must have.
+
+    Raises:
+        OutputError: one is no answer of the cache, or has another number of rows.
+    """
+    answers = features if isinstance(features, (list, tuple)) else [features]
+    parts = [part for answer in answers for part in _parts(answer, count)]
+    keys = [part[1] for part in parts]
+    rows = [part[2] for part in parts]
+    deadlines = [[_deadline_ns(group, row) for row in of_group] for group, _, of_group in parts]
+    lease = next((lease for group, _, _ in parts if (lease := _lease(group)) is not None), None)
+    peek, is_current = runtime.engine.memory.peek, runtime.domain.is_current
+
+    def are_there(place: int) -> bool:
+        return all(
+            is_current(token_of(of_group[place])) and peek(of_group[place]) == kept[place]
+            for of_group, kept in zip(keys, rows, strict=True)
+        )
+
+    return Inputs(
+        list(zip(*keys, strict=True)),
+        [min(of_row) for of_row in zip(*deadlines, strict=True)],
+        are_there,
+        lease,
+    )
+
+
+def _parts(answer: Any, count: int) -> list[tuple[PlanGroup, list[Key], Sequence[bytes]]]:
+    response = answer._response if isinstance(answer, MatrixAnswer) else answer
+    if not isinstance(response, CachedResponse):
+        raise OutputError(
+            where="features",
+            problem=f"are a {type(answer).__name__}, which says nothing of how fresh they are",
+            fix="Give what get_online_features or a reader of Hotplate answered. A request with "
+            "on-demand views is answered by Feast itself: read its source views instead.",
+        )
+    rows = getattr(response, "_rows", None)  # an answer for no entity at all has none
+    found = len(rows[0]) if rows else 0
+    if found != count:
+        raise OutputError(
+            where="features",
+            problem=f"have {found:,} rows, the batch {count:,}",
+            fix="Row i of the one must be what row i of the other was made of.",
+        )
+    if not found:
+        return []
+    groups = response._plan.groups
+    return [
+        (group, group.keys(response._keys, count), rows)
+        for group, rows in zip(groups, response._rows, strict=True)
+    ]
+
+
+def _deadline_ns(group: PlanGroup, row: bytes) -> int:
+    stamp_ns = stamp_of(row)
+    return stamp_ns + group.bound.expiry_ns(row) if group.bound.policy.is_cached else stamp_ns
+
+
+def _lease(group: PlanGroup) -> Lease | None:
+    lease = group.bound.lease
+    return None if lease is NO_LEASE_NEEDED else lease
+
+
+class Outputs:
+    """The caches of model outputs of one store, made once for each model and version.
+
+    Args:
+        runtime: of the store's cache.
+        settings: `online_store.outputs`: model -> its policy; `default` for all others.
+    """
+
+    def __init__(self, runtime: Runtime, settings: Mapping[str, Any]) -> None:
+        self._runtime = runtime
+        self._policies = output_policies(settings)
+        self._made: WeakValueDictionary[tuple[str, ...], OutputCache] = WeakValueDictionary()
+
+    def of(
+        self, model: str, version: str, inputs: InputSchema, policy: OutputPolicy | None
+    ) -> OutputCache:
+        """The cache of one version of a model.
+
+        Raises:
+            ConfigError: the deployment says nothing of outputs of this model.
+        """
+        if policy is None:
+            policy = self._policies.get(model, self._policies.get("default"))
+        if policy is None:
+            raise ConfigError(
+                f"online_store.outputs says nothing of model {model!r}: write outputs: "
+                f"{{{model}: {{ttl: 30s}}}} there, or give a policy"
+            )
+        name = (model, version, inputs.fingerprint, policy.fingerprint)
+        found = self._made.get(name)
+        if found is None:
+            runtime = self._runtime
+            made = OutputCache(
+                model,
+                version,
+                inputs,
+                policy,
+                inputs_of=partial(inputs_of, runtime),
+                join=partial(runtime.domain.join, is_dependent=True),
+                clock=runtime.clock,
+            )
+            found = self._made.setdefault(name, made)
+        return found
+
+    def all(self) -> list[OutputCache]:
+        """Those that are in use."""
+        return list(self._made.values())
+
+
+def output_policies(settings: Mapping[str, Any]) -> dict[str, OutputPolicy]:
+    """The policies of a deployment.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    found = {}
+    for model, said in settings.items():
+        where = f"online_store.outputs, model {model!r}"
+        if not isinstance(said, Mapping):
+            raise ConfigError(f"{where}: is no mapping; write {{ttl: 30s}}")
+        found[model] = OutputPolicy.parse(said, where)
+    return found
