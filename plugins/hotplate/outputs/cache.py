@@ -51,6 +51,8 @@ _Values: TypeAlias = npt.NDArray[Any]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 
 HIT, MISS, EXPIRED, CUT, COMPARED, RULE, OFF = range(7)  # from RULE on nothing is kept
+_YES: Final = np.ones(1, np.bool_)
+_HIT: Final = np.zeros(1, np.int16)
 _WORDS: Final = ("hit", "miss", "expired", "invalidated", "compared", "rule", "off")
 
 
@@ -207,6 +209,12 @@ class OutputCache:
             OutputError: inputs or outputs are not as they must be; nothing is kept.
             Exception: whatever the model raised.
         """
+        if (
+            type(batch) is np.ndarray
+            and len(batch) == 1
+            and (found := self._hit(batch)) is not None
+        ):
+            return found
         run = _Run(self, batch, features)
         if run.wanted is not None:
             try:
@@ -232,6 +240,26 @@ class OutputCache:
                 raise
         return run.answer()
 
+    def _hit(self, row: _Values) -> Scored | None:
+        """One row of a matrix from memory, where no rule has to be asked; None for the long way."""
+        policy = self.policy
+        if self._off or policy.dry_run or self._rules.rules or self._form is None:
+            return None
+        key = self.inputs.key_of_row(row)
+        kept: Kept | None = None if key is None else self._tier.get(key)
+        if kept is None:
+            return None
+        value, deadline_ns, ties, _, is_heard = kept
+        if self.clock.now_ns() > deadline_ns or is_heard or any(tie.is_cut for tie in ties):
+            return None
+        if policy.shadow_share and self._chance.random() < policy.shadow_share:
+            return None
+        with self._lock:
+            self._counts["rows"] += 1
+            self._counts["hit"] += 1
+        dtype, shape = self._form
+        return Scored(np.frombuffer(value, dtype).reshape(1, *shape), _YES, _HIT, ())
+
     def explain(self, batch: Any) -> OutputExplanation:
         """Why one input would or would not be answered from memory now.
 
@@ -247,7 +275,8 @@ class OutputCache:
         (key,) = self.inputs.keys(rows)
         now_ns = self.clock.now_ns()
         kept = self._tier.get(key)
-        scores = None if kept is None else self._as_scores(self._values([kept.value]))
+        value, deadline_ns, ties = (None, 0, ()) if kept is None else kept[:3]
+        scores = None if value is None else self._as_scores(self._values([value]))
         verdicts = self._rules.judge(Asked(rows, scores, self.clock.wall_ns()))
         return OutputExplanation(
             model=self.name,
@@ -257,9 +286,9 @@ class OutputCache:
                 (rule.name, rule.reason, _said(verdict, rule.needs_score and scores is None))
                 for rule, verdict in zip(self._rules.rules, verdicts, strict=True)
             ),
-            kept=None if kept is None else tuple(np.ravel(self._values([kept.value])).tolist()),
-            expires_in_s=None if kept is None else (kept.deadline_ns - now_ns) / 1e9,
-            is_invalidated=kept is not None and any(tie.is_cut for tie in kept.ties),
+            kept=None if value is None else tuple(np.ravel(self._values([value])).tolist()),
+            expires_in_s=None if value is None else (deadline_ns - now_ns) / 1e9,
+            is_invalidated=any(tie.is_cut for tie in ties),
         )
 
     def stats(self) -> OutputStats:
@@ -436,16 +465,17 @@ class _Run:
             kept: Kept | None = get(keys[row])
             if kept is None:
                 continue
-            if now_ns > kept.deadline_ns:
+            _, deadline_ns, ties, _, is_heard = kept
+            if now_ns > deadline_ns:
                 codes[row] = EXPIRED
-            elif (kept.is_heard and not is_whole) or any(tie.is_cut for tie in kept.ties):
+            elif (is_heard and not is_whole) or (ties and any(tie.is_cut for tie in ties)):
                 codes[row] = CUT
             else:
                 found[row] = kept
         if found:
             rows = list(found)
             if cache._rules.has_score:
-                scores = cache._as_scores(cache._values([found[row].value for row in rows]))
+                scores = cache._as_scores(cache._values([found[row][0] for row in rows]))
                 self._judge(scores, rows)
                 for row in rows:
                     if codes[row] >= RULE:
@@ -454,20 +484,21 @@ class _Run:
 
     def _plan(self) -> None:
         """What the model is asked for: each of the rows that are alike once, if it may be kept."""
-        answered = set(self._answered)
-        first: dict[bytes, int] = {}
-        asked: list[int] = []
         self._same: dict[int, int] = {}
-        codes = self._codes.tolist()
-        for row in range(self._batch.count):
-            if row in answered:
-                continue
-            if codes[row] < RULE:
-                original = first.setdefault(self._keys[row], row)
-                if original != row:
-                    self._same[row] = original
+        keys, codes = self._keys, self._codes.tolist()
+        if not self._answered and not (self._codes >= RULE).any() and len(set(keys)) == len(keys):
+            asked = list(range(len(keys)))
+        else:
+            answered = set(self._answered)
+            first: dict[bytes, int] = {}
+            asked = []
+            for row, code in enumerate(codes):
+                if row in answered:
                     continue
-            asked.append(row)
+                if code < RULE and first.setdefault(keys[row], row) != row:
+                    self._same[row] = first[keys[row]]
+                else:
+                    asked.append(row)
         self._asked = np.array(asked, np.intp)
         if self._inputs is not None:
             tier, on = self._cache._tier, self._inputs.keys
@@ -490,7 +521,7 @@ class _Run:
         place_of = {row: place for place, row in enumerate(self._asked.tolist())}
         if self._shadow:
             pairs = [(row, self._same.get(row, row)) for row in self._shadow]
-            kept = cache._values([self._found[row].value for row, _ in pairs])
+            kept = cache._values([self._found[row][0] for row, _ in pairs])
             prefix = "dry_run" if cache.policy.dry_run else "shadow"
             cache._compare(kept, fresh[[place_of[row] for _, row in pairs]], prefix)
         wrong = int((~np.isfinite(cache._as_scores(fresh)).all(1)).sum())
@@ -517,28 +548,32 @@ class _Run:
         cells = fresh.reshape(len(fresh), -1)
         row_type = np.dtype((np.void, max(1, cells.shape[1] * cells.itemsize)))
         raw: list[Any] = cells.view(row_type).ravel().tolist()
-        items = []
-        for place in np.flatnonzero(may).tolist():
-            row = int(self._asked[place])
-            deadline_ns, on, versions, is_heard = self._bound(row, int(lives[place]))
-            if versions is not None and deadline_ns > self._now_ns:
-                items.append((self._keys[row], raw[place], deadline_ns, on, is_heard, versions))
-        refused = cache._tier.put(items)
-        with cache._lock:
-            cache._counts["kept"] += len(items) - refused
-            cache._counts["refused"] += refused
-
-    def _bound(
-        self, row: int, life_ns: int
-    ) -> tuple[int, tuple[Key, ...], tuple[int, ...] | None, bool]:
-        """Until when an output may be served, what it hangs on, and since when."""
-        inputs = self._inputs
-        deadline_ns = min(self._now_ns + life_ns, NO_LIMIT_NS)
+        places = np.flatnonzero(may).tolist()
+        rows, keys = self._asked.tolist(), self._keys
+        deadlines = np.minimum(self._now_ns + lives, NO_LIMIT_NS).tolist()
+        inputs, now_ns = self._inputs, self._now_ns
         if inputs is None:
-            return deadline_ns, (), self._era, False
-        versions = self._versions.get(row)
-        deadline_ns = min(deadline_ns, inputs.deadlines_ns[row])
-        return deadline_ns, inputs.keys[row], versions, inputs.lease is not None
+            if len(places) < len(raw):
+                raw, deadlines = [raw[at] for at in places], [deadlines[at] for at in places]
+            own = [keys[rows[at]] for at in places]
+            refused = cache._tier.put_untied(own, raw, deadlines, self._era[0])
+            self._count_kept(len(own), refused)
+            return
+        items: list[Any] = []
+        is_heard = inputs.lease is not None
+        for at in places:
+            row = rows[at]
+            versions = self._versions.get(row)
+            deadline_ns = min(deadlines[at], inputs.deadlines_ns[row])
+            if versions is not None and deadline_ns > now_ns:
+                on = inputs.keys[row]
+                items.append((keys[row], raw[at], deadline_ns, on, is_heard, versions))
+        self._count_kept(len(items), cache._tier.put(items))
+
+    def _count_kept(self, wanted: int, refused: int) -> None:
+        with self._cache._lock:
+            self._cache._counts["kept"] += wanted - refused
+            self._cache._counts["refused"] += refused
 
     def answer(self) -> Scored:
         """Everything put together, in the order of the batch."""
@@ -553,7 +588,7 @@ class _Run:
             values = np.empty((count, *shape), dtype)
             if self._answered:
                 values[self._answered] = cache._values(
-                    [self._found[row].value for row in self._answered]
+                    [self._found[row][0] for row in self._answered]
                 )
             if self._fresh is not None:
                 values[self._asked] = self._fresh

@@ -170,14 +170,28 @@ class InputSchema:
         keys: list[Any] = np.ascontiguousarray(codes).view(row).ravel().tolist()
         return keys
 
+    def key_of_row(self, row: _Array) -> bytes | None:
+        """The key of a matrix of one row; None where it takes more than rounding."""
+        if row.ndim != 2 or row.shape[1] != len(self.fields):
+            return None
+        codes = self._of_matrix(row)
+        return None if codes is None else codes.tobytes()
+
+    @cached_property
+    def _alike(self) -> tuple[int | None] | None:
+        """To how many places all fields are rounded, if they are floats and rounded alike."""
+        kinds = {(field.kind, field.decimals) for field in self.fields}
+        if len(kinds) > 1 or self.fields[0].kind != "float":
+            return None
+        return (self.fields[0].decimals,)
+
     def _of_matrix(self, matrix: _Array | None) -> _Codes | None:
         """The codes of a matrix of numbers whose columns are all rounded alike, at once."""
         if matrix is None or matrix.dtype.kind != "f":
             return None
-        decimals = {(field.kind, field.decimals) for field in self.fields}
-        if len(decimals) > 1 or self.fields[0].kind != "float":
+        if self._alike is None:
             return None
-        return _rounded(matrix.astype(np.float64, copy=False), self.fields[0].decimals)
+        return _rounded(matrix.astype(np.float64, copy=False), *self._alike)
 
     def _of_columns(self, batch: Batch) -> _Codes:
         codes = np.empty((batch.count, sum(field.width for field in self.fields)), np.int64)
@@ -208,16 +222,17 @@ def _rounded(values: npt.NDArray[np.float64], decimals: int | None) -> _Codes:
 
     The two cannot meet: the first are below 2**53, and the bits of the others above.
     """
-    bits = (values + 0.0).view(np.int64)  # -0.0 becomes 0.0
     if decimals is None:
-        codes = bits
+        codes = (values + 0.0).view(np.int64)  # -0.0 becomes 0.0
     else:
         with np.errstate(over="ignore", invalid="ignore"):
-            scaled = np.rint(values * 10.0**decimals)
+            scaled = values * 10.0**decimals
+            np.rint(scaled, out=scaled)
+            if scaled.size and scaled.max() < _EXACT and scaled.min() > -_EXACT:
+                return scaled.astype(np.int64)  # nothing is missing, and nothing is large
             is_small = np.abs(scaled) < _EXACT
             codes = np.where(is_small, scaled, 0.0).astype(np.int64)
-        if not is_small.all():
-            codes = np.where(is_small, codes, bits)
+        codes = np.where(is_small, codes, (values + 0.0).view(np.int64))
     missing = np.isnan(values)
     if missing.any():
         codes = np.where(missing, MISSING, codes)
