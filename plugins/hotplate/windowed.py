@@ -74,6 +74,9 @@ _MS: Final = timedelta(milliseconds=1)
 _FLOATS: Final = frozenset({ValueType.FLOAT, ValueType.DOUBLE})
 _INTEGERS: Final = frozenset({ValueType.INT32, ValueType.INT64, ValueType.BOOL})
 _COUNTED: Final = frozenset({ValueType.STRING, ValueType.BYTES})
+_KEYS: Final = frozenset(
+    {ValueType.INT32, ValueType.INT64, ValueType.STRING, ValueType.BYTES, ValueType.UNKNOWN}
+)
 _DISTINCTS: Final = ("approx_count_distinct",)
 _OUTPUT_TYPES: Final = {"int64": Int64, "float64": Float64}
 
@@ -290,6 +293,22 @@ def _event_spec(
             fix="Name the column that tells events apart, and declare it in the schema.",
         )
     join_keys = {entity.join_key for entity in entities}
+    if event_id in join_keys:
+        raise WindowSpecError(
+            where=where,
+            problem=f"event_id {event_id!r} is a join key, and so the same for all events of one "
+            "entity: all but the first would be duplicates",
+            fix="Name the column that tells events apart.",
+        )
+    for entity in entities:
+        declared = fields.get(entity.join_key)
+        kind = entity.value_type if declared is None else declared.dtype.to_value_type()
+        if kind not in _KEYS:
+            raise WindowSpecError(
+                where=f"{where}, entity {entity.name!r}",
+                problem=f"its key is {kind.name}, and event logs have no keys of that type",
+                fix="Declare it as Int32, Int64, String or Bytes.",
+            )
     counted = {one.column for one in aggregations if _function(one)[0] in _DISTINCTS}
     unknown = sorted(set(scales or {}) - fields.keys())
     if unknown:

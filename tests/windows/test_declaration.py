@@ -148,6 +148,11 @@ def test_more_windows_over_the_same_events_are_told_to_the_log() -> None:
         ({"source": source(created_timestamp_column="")}, ["created_timestamp_column", "arrived"]),
         ({"source": FileSource(path="x.parquet", timestamp_field="at")}, ["PushSource"]),
         ({"event_id": "id"}, ["'id'", "schema"]),
+        ({"event_id": "card_id"}, ["'card_id'", "join key", "duplicates"]),
+        (
+            {"schema": [Field(name="card_id", dtype=Float64), *SCHEMA[1:]]},
+            ["entity 'card'", "DOUBLE", "Int64"],
+        ),
         ({"entities": []}, ["entities=[card]"]),
         ({"scales": {"amuont": 3}}, ["'amuont'"]),
         ({"scales": {"country": 3}}, ["'country'", "scale"]),
