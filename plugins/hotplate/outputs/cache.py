@@ -241,9 +241,9 @@ class OutputCache:
         return run.answer()
 
     def _hit(self, row: _Values) -> Scored | None:
-        """One row of a matrix from memory, where no rule has to be asked; None for the long way."""
+        """One row of a matrix from memory, where no rule forbids it; None for the long way."""
         policy = self.policy
-        if self._off or policy.dry_run or self._rules.rules or self._form is None:
+        if self._off or policy.dry_run or self._form is None:
             return None
         key = self.inputs.key_of_row(row)
         kept: Kept | None = None if key is None else self._tier.get(key)
@@ -254,11 +254,17 @@ class OutputCache:
             return None
         if policy.shadow_share and self._chance.random() < policy.shadow_share:
             return None
+        dtype, shape = self._form
+        values = np.frombuffer(value, dtype).reshape(1, *shape)
+        if self._rules.rules:
+            scores = self._as_scores(values)
+            asked = Asked(self._batch_of(row), scores, self.clock.wall_ns())
+            if any(verdict.holds[0] for verdict in self._rules.judge(asked)):
+                return None
         with self._lock:
             self._counts["rows"] += 1
             self._counts["hit"] += 1
-        dtype, shape = self._form
-        return Scored(np.frombuffer(value, dtype).reshape(1, *shape), _YES, _HIT, ())
+        return Scored(values, _YES, _HIT, self._rule_names)
 
     def explain(self, batch: Any) -> OutputExplanation:
         """Why one input would or would not be answered from memory now.

