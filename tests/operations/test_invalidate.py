@@ -365,9 +365,11 @@ def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "ids.csv"
     path.write_text("user_id\n" + "".join(f"{user}\n" for user in range(200_000)))
     reader = EntityReader({"user_id": ValueType.INT64})
-    tracemalloc.start()
-    count = sum(len(chunk) for chunk in reader.from_file(path))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert count == 200_000
-    assert peak < 3_000_000
+    peaks = []
+    for _ in range(3):  # other threads of the process are counted, too
+        tracemalloc.start()
+        count = sum(len(chunk) for chunk in reader.from_file(path))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert count == 200_000
+    assert min(peaks) < 3_000_000

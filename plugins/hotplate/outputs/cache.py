@@ -24,87 +24,28 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hotplate.clock import Clock, SystemClock
 from hotplate.contracts import Lease
-from hotplate.durations import NO_LIMIT_NS
 from hotplate.forks import restart_in_children
-from hotplate.keys import Key
 from hotplate.outputs.batch import Batch, batch_of
 from hotplate.outputs.errors import OutputError
 from hotplate.outputs.explained import OutputExplanation
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
 from hotplate.outputs.rules import Asked, Verdict
+from hotplate.outputs.run import Run
+from hotplate.outputs.scored import ONE_HIT, Inputs, InputsOf, Scored, Values
 from hotplate.outputs.stats import OutputStats
 from hotplate.tiers.outputs import Kept, OutputTier
 
 __all__ = ["Inputs", "InputsOf", "OutputCache", "Scored"]
 
 _log = logging.getLogger("hotplate.outputs")
-_Values: TypeAlias = npt.NDArray[Any]
-_Mask: TypeAlias = npt.NDArray[np.bool_]
-
-HIT, MISS, EXPIRED, CUT, COMPARED, RULE, OFF = range(7)  # from RULE on nothing is kept
-_YES: Final = np.ones(1, np.bool_)
-_HIT: Final = np.zeros(1, np.int16)
-_WORDS: Final = ("hit", "miss", "expired", "invalidated", "compared", "rule", "off")
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The rows of features that each row of a batch was made of.
-
-    Attributes:
-        keys: for each row the entities it hangs on.
-        deadlines_ns: for each row when the first of its features may no longer be served.
-        are_there: for each row whether all of them are still what the cache holds.
-        lease: under which they may be served; None where nothing else than age bounds them.
-    """
-
-    keys: Sequence[tuple[Key, ...]]
-    deadlines_ns: Sequence[int]
-    are_there: Callable[[int], bool]
-    lease: Lease | None = None
-
-
-class InputsOf(Protocol):
-    """Where features come from: the cache of a store."""
-
-    def __call__(self, features: Any, count: int) -> Inputs:
-        """What the rows of an answer of the store were made of.
-
-        Raises:
-            OutputError: it is none, or of another number of rows.
-        """
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What a batch was answered.
-
-    Attributes:
-        values: the outputs, as the model shapes them: (rows,) or (rows, columns).
-        from_cache: bool (rows), whether each came from memory.
-        why: for each row `"hit"`, or why it was computed: `"miss"`, `"expired"`, `"invalidated"`,
-            `"compared"` (it was in memory, and a sample of these is checked), `"off"`,
-            `"rule: NAME"`.
-    """
-
-    values: _Values
-    from_cache: _Mask
-    _codes: npt.NDArray[np.int16]
-    _rules: tuple[str, ...]
-
-    @property
-    def why(self) -> list[str]:
-        """See above; made when asked for."""
-        return [_word(code, self._rules) for code in self._codes.tolist()]
 
 
 class OutputCache:
@@ -215,7 +156,7 @@ class OutputCache:
             and (found := self._hit(batch)) is not None
         ):
             return found
-        run = _Run(self, batch, features)
+        run = Run(self, batch, features)
         if run.wanted is not None:
             try:
                 run.take(predict(run.wanted))
@@ -228,7 +169,7 @@ class OutputCache:
         self, batch: Any, predict: Callable[[Any], Any], *, features: Any = None
     ) -> Scored:
         """The same on an event loop: `predict` is a coroutine function, or is run on a thread."""
-        run = _Run(self, batch, features)
+        run = Run(self, batch, features)
         if run.wanted is not None:
             try:
                 if inspect.iscoroutinefunction(predict):
@@ -240,7 +181,7 @@ class OutputCache:
                 raise
         return run.answer()
 
-    def _hit(self, row: _Values) -> Scored | None:
+    def _hit(self, row: Values) -> Scored | None:
         """One row of a matrix from memory, where no rule forbids it; None for the long way."""
         policy = self.policy
         if self._off or policy.dry_run or self._form is None:
@@ -264,7 +205,7 @@ class OutputCache:
         with self._lock:
             self._counts["rows"] += 1
             self._counts["hit"] += 1
-        return Scored(values, _YES, _HIT, self._rule_names)
+        return Scored(values, *ONE_HIT, self._rule_names)
 
     def explain(self, batch: Any) -> OutputExplanation:
         """Why one input would or would not be answered from memory now.
@@ -318,16 +259,16 @@ class OutputCache:
     def _batch_of(self, given: Any) -> Batch:
         return batch_of(given, self.inputs.names, self.inputs.lists)
 
-    def _values(self, found: Sequence[bytes]) -> _Values:
+    def _values(self, found: Sequence[bytes]) -> Values:
         assert self._form is not None
         dtype, shape = self._form
         return np.frombuffer(b"".join(found), dtype).reshape(len(found), *shape)
 
     @staticmethod
-    def _as_scores(values: _Values) -> npt.NDArray[np.float64]:
+    def _as_scores(values: Values) -> npt.NDArray[np.float64]:
         return np.asarray(values, np.float64).reshape(len(values), -1)
 
-    def _checked(self, given: Any, count: int) -> _Values:
+    def _checked(self, given: Any, count: int) -> Values:
         """What the model answered, if it is of the shape that it must be."""
         values = np.asarray(given)
         if values.dtype.kind not in "fiub":
@@ -352,7 +293,7 @@ class OutputCache:
 
     # -- shadow -----------------------------------------------------------------------------------
 
-    def _compare(self, kept: _Values, fresh: _Values, prefix: str) -> None:
+    def _compare(self, kept: Values, fresh: Values, prefix: str) -> None:
         """Count hits that were computed all the same, and switch off where too many differ."""
         places = self.policy.shadow_decimals
         left, right = (self._as_scores(one) for one in (kept, fresh))
@@ -379,246 +320,6 @@ class OutputCache:
             self.switch_off(
                 f"{share:.2%} of {compared:,} compared outputs differed from fresh ones"
             )
-
-
-class _Run:
-    """One batch on its way through the cache.
-
-    Attributes:
-        wanted: the rows that the model is asked for, in the batch's container; None for none.
-    """
-
-    def __init__(self, cache: OutputCache, given: Any, features: Any) -> None:
-        self._cache = cache
-        policy = cache.policy
-        self._batch = batch = cache._batch_of(given)
-        count = batch.count
-        self._now_ns, self._wall_ns = cache.clock.now_ns(), cache.clock.wall_ns()
-        self._codes = np.full(count, MISS, np.int16)
-        self._keys = cache.inputs.keys(batch)
-        self._inputs: Inputs | None = None
-        if features is not None:
-            if cache._inputs_of is None:
-                raise OutputError(
-                    where=cache._shown,
-                    problem="knows no store that features come from",
-                    fix="Make it with hotplate.of(store).outputs(...).",
-                )
-            self._inputs = cache._inputs_of(features, count)
-            cache._lease = self._inputs.lease or cache._lease
-        self._lacks_features = (
-            features is None and cache._inputs_of is not None and policy.needs_features
-        )
-        self._versions: dict[int, tuple[int, ...]] = {}
-        self._era = cache._tier.versions(())
-        self._judge(None, np.arange(count))
-        self._found: dict[int, Kept] = {}
-        if cache._off:
-            self._codes[self._codes == MISS] = OFF
-        else:
-            self._look()
-        self._hits = sorted(self._found)
-        self._shadow: list[int] = []
-        if policy.dry_run:
-            self._shadow = self._hits
-        elif policy.shadow_share:
-            chance = cache._chance.random
-            self._shadow = [row for row in self._hits if chance() < policy.shadow_share]
-        compared = set(self._shadow)
-        self._answered = [row for row in self._hits if row not in compared]
-        self._codes[self._shadow] = COMPARED
-        self._plan()
-
-    def _judge(self, scores: _Values | None, rows: Any) -> None:
-        """Mark rows that a rule forbids; judged as of now on the rows of the batch."""
-        cache = self._cache
-        if not cache._rules.rules or not len(rows):
-            return
-        is_all = len(rows) == self._batch.count
-        batch = self._batch if is_all else cache._batch_of(self._batch.rows(np.asarray(rows)))
-        verdicts = cache._rules.judge(Asked(batch, scores, self._wall_ns))
-        rows = np.asarray(rows)
-        for number, verdict in enumerate(verdicts):
-            if verdict.holds.any():
-                chosen = rows[verdict.holds]
-                self._codes[chosen[self._codes[chosen] < RULE]] = RULE + 16 * (number + 1)
-                self._count_verdict(cache._rule_names[number], verdict)
-
-    def _count_verdict(self, name: str, verdict: Verdict) -> None:
-        counts = self._cache._counts
-        with self._cache._lock:
-            counts[f"rule: {name}"] += int(verdict.holds.sum())
-            unknown = int(verdict.unknown.sum())
-            if unknown:
-                counts[f"rule unknown: {name}"] += unknown
-            if verdict.error is not None:
-                counts[f"rule error: {name}"] += 1
-        if verdict.error is not None:
-            _log.warning(
-                "%s: rule %r could not be judged, so nothing of the batch is cached: %s",
-                self._cache._shown,
-                name,
-                verdict.error,
-            )
-
-    def _look(self) -> None:
-        """Find what is in memory and may be served."""
-        cache, now_ns = self._cache, self._now_ns
-        get, codes, keys, found = cache._tier.get, self._codes, self._keys, self._found
-        lease = cache._lease
-        is_whole = lease is None or (lease.is_valid(now_ns) and not lease.unheard[0])
-        for row in np.flatnonzero(codes == MISS).tolist():
-            kept: Kept | None = get(keys[row])
-            if kept is None:
-                continue
-            _, deadline_ns, ties, _, is_heard = kept
-            if now_ns > deadline_ns:
-                codes[row] = EXPIRED
-            elif (is_heard and not is_whole) or (ties and any(tie.is_cut for tie in ties)):
-                codes[row] = CUT
-            else:
-                found[row] = kept
-        if found:
-            rows = list(found)
-            if cache._rules.has_score:
-                scores = cache._as_scores(cache._values([found[row][0] for row in rows]))
-                self._judge(scores, rows)
-                for row in rows:
-                    if codes[row] >= RULE:
-                        del found[row]
-            codes[list(found)] = HIT
-
-    def _plan(self) -> None:
-        """What the model is asked for: each of the rows that are alike once, if it may be kept."""
-        self._same: dict[int, int] = {}
-        keys, codes = self._keys, self._codes.tolist()
-        if not self._answered and not (self._codes >= RULE).any() and len(set(keys)) == len(keys):
-            asked = list(range(len(keys)))
-        else:
-            answered = set(self._answered)
-            first: dict[bytes, int] = {}
-            asked = []
-            for row, code in enumerate(codes):
-                if row in answered:
-                    continue
-                if code < RULE and first.setdefault(keys[row], row) != row:
-                    self._same[row] = first[keys[row]]
-                else:
-                    asked.append(row)
-        self._asked = np.array(asked, np.intp)
-        if self._inputs is not None:
-            tier, on = self._cache._tier, self._inputs.keys
-            for row in asked:
-                if codes[row] < RULE:
-                    versions = tier.versions(on[row])
-                    if self._inputs.are_there(row):  # after the versions were taken, see the tier
-                        self._versions[row] = versions
-        self._fresh: _Values | None = None
-        self.wanted = self._batch.rows(self._asked) if asked else None
-
-    def take(self, given: Any) -> None:
-        """Check and keep what the model answered for `wanted`.
-
-        Raises:
-            OutputError: it is not what it must be; nothing is kept.
-        """
-        cache = self._cache
-        fresh = self._fresh = cache._checked(given, len(self._asked))
-        place_of = {row: place for place, row in enumerate(self._asked.tolist())}
-        if self._shadow:
-            pairs = [(row, self._same.get(row, row)) for row in self._shadow]
-            kept = cache._values([self._found[row][0] for row, _ in pairs])
-            prefix = "dry_run" if cache.policy.dry_run else "shadow"
-            cache._compare(kept, fresh[[place_of[row] for _, row in pairs]], prefix)
-        wrong = int((~np.isfinite(cache._as_scores(fresh)).all(1)).sum())
-        if wrong:
-            with cache._lock:
-                cache._counts["not finite"] += wrong
-            _log.warning("%s: %d answers are no numbers; none is kept", cache._shown, wrong)
-        elif not cache._off and not self._lacks_features:
-            self._keep(fresh)
-
-    def _keep(self, fresh: _Values) -> None:
-        cache, policy = self._cache, self._cache.policy
-        scores = cache._as_scores(fresh)
-        before = self._codes.copy()
-        if cache._rules.has_score:
-            self._judge(scores, self._asked)
-        may = self._codes[self._asked] < RULE
-        lives = np.full(len(fresh), policy.ttl_ns, np.int64)
-        if policy.negative_rule is not None:
-            batch = cache._batch_of(self._batch.rows(self._asked))
-            is_negative = policy.negative_rule.judge(Asked(batch, scores, self._wall_ns)).holds
-            lives[is_negative] = policy.negative_ttl_ns
-        self._codes = before  # why a row was computed, not why it was not kept
-        cells = fresh.reshape(len(fresh), -1)
-        row_type = np.dtype((np.void, max(1, cells.shape[1] * cells.itemsize)))
-        raw: list[Any] = cells.view(row_type).ravel().tolist()
-        places = np.flatnonzero(may).tolist()
-        rows, keys = self._asked.tolist(), self._keys
-        deadlines = np.minimum(self._now_ns + lives, NO_LIMIT_NS).tolist()
-        inputs, now_ns = self._inputs, self._now_ns
-        if inputs is None:
-            if len(places) < len(raw):
-                raw, deadlines = [raw[at] for at in places], [deadlines[at] for at in places]
-            own = [keys[rows[at]] for at in places]
-            refused = cache._tier.put_untied(own, raw, deadlines, self._era[0])
-            self._count_kept(len(own), refused)
-            return
-        items: list[Any] = []
-        is_heard = inputs.lease is not None
-        for at in places:
-            row = rows[at]
-            versions = self._versions.get(row)
-            deadline_ns = min(deadlines[at], inputs.deadlines_ns[row])
-            if versions is not None and deadline_ns > now_ns:
-                on = inputs.keys[row]
-                items.append((keys[row], raw[at], deadline_ns, on, is_heard, versions))
-        self._count_kept(len(items), cache._tier.put(items))
-
-    def _count_kept(self, wanted: int, refused: int) -> None:
-        with self._cache._lock:
-            self._cache._counts["kept"] += wanted - refused
-            self._cache._counts["refused"] += refused
-
-    def answer(self) -> Scored:
-        """Everything put together, in the order of the batch."""
-        cache, count = self._cache, self._batch.count
-        from_cache = np.zeros(count, np.bool_)
-        if self._answered:
-            from_cache[self._answered] = True
-        if cache._form is None:
-            values = np.empty(0)
-        else:
-            dtype, shape = cache._form
-            values = np.empty((count, *shape), dtype)
-            if self._answered:
-                values[self._answered] = cache._values(
-                    [self._found[row][0] for row in self._answered]
-                )
-            if self._fresh is not None:
-                values[self._asked] = self._fresh
-                for row, original in self._same.items():
-                    values[row] = values[original]
-        self._count(from_cache)
-        return Scored(values, from_cache, self._codes, cache._rule_names)
-
-    def _count(self, from_cache: _Mask) -> None:
-        codes = np.bincount(np.minimum(self._codes & 15, OFF), minlength=OFF + 1).tolist()
-        with self._cache._lock:
-            counts = self._cache._counts
-            counts["rows"] += self._batch.count
-            counts["computed"] += len(self._asked)
-            if self._lacks_features:
-                counts["without features"] += len(self._asked)
-            for word, number in zip(_WORDS, codes, strict=True):
-                if number:
-                    counts[word] += number
-
-
-def _word(code: int, rules: Sequence[str]) -> str:
-    kind = code & 15
-    return f"rule: {rules[(code >> 4) - 1]}" if kind == RULE else _WORDS[kind]
 
 
 def _said(verdict: Verdict, is_open: bool) -> str:

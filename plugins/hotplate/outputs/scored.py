@@ -1,0 +1,93 @@
+"""What goes into a score beside the batch, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hotplate.contracts import Lease
+from hotplate.keys import Key
+
+__all__ = [
+    "COMPARED",
+    "CUT",
+    "EXPIRED",
+    "HIT",
+    "MISS",
+    "OFF",
+    "ONE_HIT",
+    "RULE",
+    "WORDS",
+    "Inputs",
+    "InputsOf",
+    "Mask",
+    "Scored",
+    "Values",
+]
+
+Values: TypeAlias = npt.NDArray[Any]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+HIT, MISS, EXPIRED, CUT, COMPARED, RULE, OFF = range(7)  # from RULE on nothing is kept
+ONE_HIT: Final = (np.ones(1, np.bool_), np.zeros(1, np.int16))
+WORDS: Final = ("hit", "miss", "expired", "invalidated", "compared", "rule", "off")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The rows of features that each row of a batch was made of.
+
+    Attributes:
+        keys: for each row the entities it hangs on.
+        deadlines_ns: for each row when the first of its features may no longer be served.
+        are_there: for each row whether all of them are still what the cache holds.
+        lease: under which they may be served; None where nothing else than age bounds them.
+    """
+
+    keys: Sequence[tuple[Key, ...]]
+    deadlines_ns: Sequence[int]
+    are_there: Callable[[int], bool]
+    lease: Lease | None = None
+
+
+class InputsOf(Protocol):
+    """Where features come from: the cache of a store."""
+
+    def __call__(self, features: Any, count: int) -> Inputs:
+        """What the rows of an answer of the store were made of.
+
+        Raises:
+            OutputError: it is none, or of another number of rows.
+        """
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a batch was answered.
+
+    Attributes:
+        values: the outputs, as the model shapes them: (rows,) or (rows, columns).
+        from_cache: bool (rows), whether each came from memory.
+        why: for each row `"hit"`, or why it was computed: `"miss"`, `"expired"`, `"invalidated"`,
+            `"compared"` (it was in memory, and a sample of these is checked), `"off"`,
+            `"rule: NAME"`.
+    """
+
+    values: Values
+    from_cache: Mask
+    _codes: npt.NDArray[np.int16]
+    _rules: tuple[str, ...]
+
+    @property
+    def why(self) -> list[str]:
+        """See above; made when asked for."""
+        return [_word(code, self._rules) for code in self._codes.tolist()]
+
+
+def _word(code: int, rules: Sequence[str]) -> str:
+    kind = code & 15
+    return f"rule: {rules[(code >> 4) - 1]}" if kind == RULE else WORDS[kind]
