@@ -160,6 +160,14 @@ def test_what_is_given_beside_the_inputs_is_for_rules_alone() -> None:
     assert outputs.stats().counts["rule unknown: blocked"] == 1
 
 
+def test_a_row_counts_once_for_a_rule_that_forbids_it() -> None:
+    """Also where other rules need the score, and so are judged later."""
+    outputs = cache(rules=[BIG, UNSURE])
+    for _ in range(3):
+        outputs.score({"amount": [0.1, 0.5, 500.0]}, Model(lambda amounts: amounts))
+    assert outputs.stats().by_rule == {"big": 3, "unsure": 3}
+
+
 def test_a_rule_that_cannot_be_judged_forbids_all_and_is_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -150,12 +150,18 @@ class RuleSet:
         """
         return cls([one if isinstance(one, Rule) else _rule_of(one) for one in said])
 
-    def judge(self, asked: Asked) -> list[Verdict]:
-        """What each rule says that can be judged by now: all of them once there are scores."""
+    def judge(self, asked: Asked, *, is_again: bool = False) -> list[Verdict]:
+        """What each rule says that can be judged by now: all of them once there are scores.
+
+        Args:
+            asked: the rows.
+            is_again: whether those that need no score have been judged already.
+        """
+        nothing = Verdict(*(np.zeros(asked.batch.count, np.bool_),) * 2)
         return [
             rule.judge(asked)
-            if asked.scores is not None or not rule.needs_score
-            else Verdict(*(np.zeros(asked.batch.count, np.bool_),) * 2)
+            if (asked.scores is not None if rule.needs_score else not is_again)
+            else nothing
             for rule in self.rules
         ]
 

@@ -89,7 +89,8 @@ class Run:
             return
         is_all = len(rows) == self._batch.count
         batch = self._batch if is_all else cache._batch_of(self._batch.rows(np.asarray(rows)))
-        verdicts = cache._rules.judge(Asked(batch, scores, self._wall_ns))
+        asked = Asked(batch, scores, self._wall_ns)
+        verdicts = cache._rules.judge(asked, is_again=scores is not None)
         rows = np.asarray(rows)
         for number, verdict in enumerate(verdicts):
             if verdict.holds.any():
