@@ -19,6 +19,7 @@ from pipelines.bench.fleet import fleet
 from pipelines.bench.line import Line
 from pipelines.bench.loaders import computed_on_miss
 from pipelines.bench.machine import machine, write_results
+from pipelines.bench.outputs import outputs
 from pipelines.bench.propagation import propagation
 from pipelines.bench.purge import purge
 from pipelines.bench.shop import open_shop
@@ -64,7 +65,7 @@ def main(
     is_short = trace_limit is not None
     cases = [case for case in CASES if only in case.__name__]
     with Progress(console=console, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task("starting the server, writing entities", total=len(cases) + 7)
+        task = progress.add_task("starting the server, writing entities", total=len(cases) + 8)
         with open_shop(entities) as shop:
             for case in cases:
                 progress.update(task, description=(case.__doc__ or "").strip().splitlines()[0])
@@ -93,6 +94,10 @@ def main(
         if only in "computed_on_miss":
             progress.update(task, description="computing features on a miss, on PostgreSQL")
             lines += computed_on_miss(data, trace_limit)
+        progress.advance(task)
+        if only in "outputs":
+            progress.update(task, description=(outputs.__doc__ or "").strip().splitlines()[0])
+            lines += outputs(rounds, is_short=is_short)
         progress.advance(task)
         if only in "windowed":
             progress.update(task, description="windows against plain rows of as many features")

@@ -1,0 +1,160 @@
+"""What the cache of model outputs costs, and what it saves.
+
+A batch of 10,000 rows of 40 floats; a model that costs nothing, so that all that is measured is the
+cache; and one row from memory against XGBoost on the same row, where XGBoost is installed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hotplate.outputs import InputSchema, OutputCache, OutputPolicy
+from hotplate.outputs.batch import batch_of
+from hotplate.outputs.rules import Asked, RuleSet
+from hotplate.tiers.outputs import OutputTier
+from pipelines.bench.line import Line
+from pipelines.bench.measure import Spread
+
+__all__ = ["outputs"]
+
+_ROWS, _WIDTH = 10_000, 40
+_TREES, _DEPTH = 200, 6
+_RULES = [
+    {"name": "large", "when": {"field": "f0", "above": 2}},
+    {
+        "name": "odd",
+        "when": {"all": [{"field": "f1", "below": -1}, {"not": {"field": "f2", "is": 0}}]},
+    },
+    {"name": "unsure", "when": {"score": {"between": [0.45, 0.55]}}},
+    {"name": "night", "when": {"hours": [2, 2]}},
+    {"name": "unknown", "when": {"field": "f3", "missing": True}},
+]
+
+
+def outputs(rounds: int, *, is_short: bool = False) -> list[Line]:
+    """Keys, rules, hits, misses and invalidations of model outputs."""
+    draw = np.random.default_rng(0)
+    rows = draw.normal(size=(_ROWS, _WIDTH))
+    schema = InputSchema.of(*(f"f{number}" for number in range(_WIDTH)))
+    answers = draw.random(_ROWS).astype(np.float32)
+    batch = batch_of(rows, schema.names)
+    rules, asked = RuleSet.parse(_RULES), Asked(batch, answers[:, None].astype(np.float64), 0)
+    cache = OutputCache("bench", "1", schema, OutputPolicy(shadow="0%"))
+
+    def miss() -> None:
+        cache.clear()
+        cache.score(rows, lambda some: answers[: len(some)])
+
+    times = 3 if is_short else 5
+    keys = _best(lambda: schema.keys(batch), rounds, times)
+    judged = _best(lambda: rules.judge(asked), rounds, times)
+    missed = _best(miss, rounds, times)
+    found = _best(lambda: cache.score(rows, answers.__getitem__), rounds, times)
+    return [
+        _line("keys of 10,000 rows of 40 floats", keys, 1e3, "ms", 10),
+        _line("five rules for them", judged, 1e3, "ms", 5),
+        _line("a row that misses, in a batch, model apart", missed, 1e6 / _ROWS, "us", 2),
+        _line("a row that hits, in a batch", found, 1e6 / _ROWS, "us", None),
+        *_against_xgboost(rows, schema, rounds),
+        _invalidation(100_000 if is_short else 1_000_000, rounds),
+    ]
+
+
+def _line(what: str, taken: Spread, scale: float, unit: str, most: float | None) -> Line:
+    value = taken.median * scale
+    return Line(
+        f"outputs: {what}",
+        f"{value:,.2f} {unit}",
+        f"{taken.low * scale:,.2f} to {taken.high * scale:,.2f}",
+        "" if most is None else f"<= {most} {unit}",
+        None if most is None else value <= most,
+        "",
+    )
+
+
+def _best(work: Callable[[], Any], rounds: int, times: int) -> Spread:
+    """Of each round the fastest of some tries."""
+    found = []
+    for _ in range(rounds):
+        taken = []
+        for _ in range(times):
+            began = time.perf_counter()
+            work()
+            taken.append(time.perf_counter() - began)
+        found.append(min(taken))
+    return Spread.of(found)
+
+
+def _against_xgboost(rows: Any, schema: InputSchema, rounds: int) -> list[Line]:
+    try:
+        import xgboost
+    except ImportError:
+        return []
+    labels = rows[:, 0] + rows[:, 1] > 0
+    settings = {"max_depth": _DEPTH, "objective": "binary:logistic"}
+    model = xgboost.train(settings, xgboost.DMatrix(rows, labels), _TREES)
+    lines = []
+    for what, rules in (("", ()), (", five rules", _RULES)):
+        cache = OutputCache("bench", "1", schema, OutputPolicy(shadow="0%", rules=rules))
+        one = _kept(cache, rows, model.inplace_predict)
+        hits, scores = [], []
+        for _ in range(rounds):
+            hits.append(_each(partial(cache.score, one, model.inplace_predict)))
+            scores.append(_each(partial(model.inplace_predict, one)))
+        times = Spread.of([score / hit for score, hit in zip(scores, hits, strict=True)])
+        lines.append(
+            Line(
+                f"outputs: one row from memory against inplace_predict{what}",
+                f"{times.median:.1f} x faster",
+                f"{times.low:.1f} to {times.high:.1f}",
+                ">= 20 x",
+                times.median >= 20,
+                f"{Spread.of(scores).median * 1e6:,.0f} us against "
+                f"{Spread.of(hits).median * 1e6:,.1f} us",
+            )
+        )
+    return lines
+
+
+def _kept(cache: OutputCache, rows: Any, predict: Callable[[Any], Any]) -> Any:
+    """A row that no rule forbids to keep, and that is kept."""
+    for at in range(len(rows)):
+        one = rows[at : at + 1]
+        cache.score(one, predict)
+        if cache.score(one, predict).from_cache.all():
+            return one
+    raise RuntimeError("the rules forbid every row")
+
+
+def _each(work: Callable[[], Any], count: int = 300) -> float:
+    taken = []
+    for _ in range(count):
+        began = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began)
+    return Spread.of(taken).median
+
+
+def _invalidation(count: int, rounds: int) -> Line:
+    """An entity on which one of so many outputs hangs."""
+    tier = OutputTier(2 * count, 1 << 40)
+    versions = {number: tier.versions((number,)) for number in range(count)}
+    tier.put(
+        (b"%040d" % number, b"0000", 1 << 62, (number,), False, versions[number])
+        for number in range(count)
+    )
+    taken = []
+    for turn in range(rounds):
+        some = range(turn * 100, turn * 100 + 100)
+        began = time.perf_counter()
+        for number in some:
+            tier.forget_keys((number,))
+        taken.append((time.perf_counter() - began) / len(some))
+    assert tier.invalidated == 100 * rounds
+    what = f"invalidate an entity, {count:,} kept"
+    return _line(what, Spread.of(taken), 1e6, "us", 50)
