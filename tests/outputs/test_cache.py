@@ -270,6 +270,16 @@ def test_a_share_of_the_hits_is_compared() -> None:
     assert 60 < compared < 140
 
 
+def test_a_row_by_itself_is_compared_as_often_as_among_others() -> None:
+    outputs = cache(shadow="30%")
+    outputs._chance = random.Random(3)
+    model = Model(lambda amounts: amounts)
+    row = np.array([[1.0]])
+    found = [outputs.score(row, lambda rows: model({"amount": rows[:, 0]})) for _ in range(401)]
+    assert 80 < sum(one.why == ["compared"] for one in found) < 160
+    assert outputs.stats()["shadow_compared"] == len(model.asked) - 1
+
+
 def test_a_dry_run_answers_nothing_and_says_what_it_would_have() -> None:
     outputs = cache(dry_run=True, shadow_least=1)
     for answer in (1.0, 1.0, 2.0):

@@ -23,7 +23,8 @@ import logging
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -150,19 +151,15 @@ class OutputCache:
             OutputError: inputs or outputs are not as they must be; nothing is kept.
             Exception: whatever the model raised.
         """
-        if (
-            type(batch) is np.ndarray
-            and len(batch) == 1
-            and (found := self._hit(batch)) is not None
-        ):
-            return found
-        run = Run(self, batch, features)
+        is_sampled: bool | None = None
+        if type(batch) is np.ndarray and len(batch) == 1:
+            is_sampled = self._chance.random() < self.policy.shadow_share
+            if not is_sampled and (found := self._hit(batch)) is not None:
+                return found
+        run = Run(self, batch, features, is_sampled=is_sampled)
         if run.wanted is not None:
-            try:
+            with self._counting_errors():
                 run.take(predict(run.wanted))
-            except BaseException:
-                self._counts["model_errors"] += 1
-                raise
         return run.answer()
 
     async def score_async(
@@ -171,20 +168,25 @@ class OutputCache:
         """The same on an event loop: `predict` is a coroutine function, or is run on a thread."""
         run = Run(self, batch, features)
         if run.wanted is not None:
-            try:
+            with self._counting_errors():
                 if inspect.iscoroutinefunction(predict):
                     run.take(await predict(run.wanted))
                 else:
                     run.take(await asyncio.to_thread(predict, run.wanted))
-            except BaseException:
-                self._counts["model_errors"] += 1
-                raise
         return run.answer()
+
+    @contextmanager
+    def _counting_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._counts["model_errors"] += 1
+            raise
 
     def _hit(self, row: Values) -> Scored | None:
         """One row of a matrix from memory, where no rule forbids it; None for the long way."""
-        policy = self.policy
-        if self._off or policy.dry_run or self._form is None:
+        if self._off or self.policy.dry_run or self._form is None:
             return None
         key = self.inputs.key_of_row(row)
         kept: Kept | None = None if key is None else self._tier.get(key)
@@ -192,8 +194,6 @@ class OutputCache:
             return None
         value, deadline_ns, ties, _, is_heard = kept
         if self.clock.now_ns() > deadline_ns or is_heard or any(tie.is_cut for tie in ties):
-            return None
-        if policy.shadow_share and self._chance.random() < policy.shadow_share:
             return None
         dtype, shape = self._form
         values = np.frombuffer(value, dtype).reshape(1, *shape)

@@ -37,11 +37,19 @@ _log: Final = logging.getLogger("hotplate.outputs")
 class Run:
     """One batch on its way through the cache.
 
+    Args:
+        cache: the cache.
+        given: the batch.
+        features: what its rows were made of.
+        is_sampled: whether hits are compared, where that is decided; each is drawn if left out.
+
     Attributes:
         wanted: the rows that the model is asked for, in the batch's container; None for none.
     """
 
-    def __init__(self, cache: OutputCache, given: Any, features: Any) -> None:
+    def __init__(
+        self, cache: OutputCache, given: Any, features: Any, *, is_sampled: bool | None = None
+    ) -> None:
         self._cache = cache
         policy = cache.policy
         self._batch = batch = cache._batch_of(given)
@@ -72,9 +80,9 @@ class Run:
             self._look()
         self._hits = sorted(self._found)
         self._shadow: list[int] = []
-        if policy.dry_run:
+        if policy.dry_run or is_sampled:
             self._shadow = self._hits
-        elif policy.shadow_share:
+        elif policy.shadow_share and is_sampled is None:
             chance = cache._chance.random
             self._shadow = [row for row in self._hits if chance() < policy.shadow_share]
         compared = set(self._shadow)
