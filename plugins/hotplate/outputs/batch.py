@@ -42,6 +42,11 @@ class Batch:
         """The batch itself, where it is a matrix in the model's order."""
         return self.given if isinstance(self.given, np.ndarray) else None
 
+    @property
+    def may_lack(self) -> bool:
+        """Whether a name that is not there is a value that is missing: so it is in rows."""
+        return self.is_single or isinstance(self.given, Sequence)
+
     def column(self, name: str) -> Any:
         """A column as an array or a list; None where there is none of that name."""
         given = self.given

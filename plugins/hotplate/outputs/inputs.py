@@ -198,7 +198,7 @@ class InputSchema:
         at = 0
         for field in self.fields:
             values = batch.column(field.name)
-            if values is None and not _may_lack(batch):
+            if values is None and not batch.may_lack:
                 raise OutputError(
                     where=f"input {field.name!r}",
                     problem="is not among the columns",
@@ -207,11 +207,6 @@ class InputSchema:
             codes[:, at : at + field.width] = field.codes(values, batch.count)
             at += field.width
         return codes
-
-
-def _may_lack(batch: Batch) -> bool:
-    """Whether a name that is not there is a value that is missing: so it is in rows."""
-    return batch.is_single or isinstance(batch.given, Sequence)
 
 
 # -- codes ----------------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ class _Compared(_Condition):
         else:
             found = asked.batch.column(self._name)
             if found is None:
-                if asked.batch.is_single or isinstance(asked.batch.given, list):
+                if asked.batch.may_lack:
                     found = [None] * asked.batch.count
                 else:
                     raise OutputError(

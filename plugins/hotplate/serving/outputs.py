@@ -138,10 +138,6 @@ class Outputs:
             found = self._made.setdefault(name, made)
         return found
 
-    def all(self) -> list[OutputCache]:
-        """Those that are in use."""
-        return list(self._made.values())
-
 
 def output_policies(settings: Mapping[str, Any]) -> dict[str, OutputPolicy]:
     """The policies of a deployment.

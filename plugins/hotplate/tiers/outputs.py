@@ -74,11 +74,6 @@ class OutputTier:
     def __len__(self) -> int:
         return len(self._lru)
 
-    @property
-    def ties(self) -> int:
-        """How many entities some output hangs on."""
-        return len(self._ties)
-
     def versions(self, keys: Iterable[Key]) -> tuple[int, ...]:
         """What every cut of these ties changes, and every `clear`: take it before the rows are
         looked at."""
@@ -165,13 +160,6 @@ class OutputTier:
         siblings.discard(key)
         if not siblings:
             del self._by_token[token]
-
-    def drop(self, key: bytes) -> None:
-        """Take out one output, if it is there."""
-        with self._lock:
-            kept = self._lru.pop(key, None)
-            if kept is not None:
-                self._let_go(key, kept)
 
     def clear(self) -> None:
         """Take out all of them, and refuse those that are being computed."""
