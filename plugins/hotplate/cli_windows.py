@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["windows"]
 
 
+_from_option = click.option(
+    "--from",
+    "events",
+    type=click.Path(exists=True, path_type=Path),
+    help="A Parquet file or folder of all events; the event view's batch source if left out.",
+)
+
+
 @click.group()
 def windows() -> None:
     """Time windows over events: fill them, look into them, write them out."""
@@ -31,12 +39,7 @@ def windows() -> None:
 
 @windows.command()
 @click.argument("event_view")
-@click.option(
-    "--from",
-    "events",
-    type=click.Path(exists=True, path_type=Path),
-    help="A Parquet file or folder of all events; the batch source if left out.",
-)
+@_from_option
 @chdir_option
 def seed(event_view: str, events: Path | None, chdir: Path) -> None:
     """Fill the logs of an EVENT_VIEW from history.
@@ -88,12 +91,7 @@ def retire(event_view: str, chdir: Path) -> None:
 
 @windows.command()
 @click.argument("view")
-@click.option(
-    "--from",
-    "events",
-    type=click.Path(exists=True, path_type=Path),
-    help="A Parquet file or folder of all events; the event view's batch source if left out.",
-)
+@_from_option
 @click.option(
     "--to",
     "target",
