@@ -22,6 +22,7 @@ from .waiting import wait_until
 __all__ = ["SentinelGroup", "sentinel_group"]
 
 NAME = "mymaster"
+_PROMPT_MS, _PATIENT_MS = 500, 10_000
 _PERIODS = ("INFO-PERIOD", 200, "PING-PERIOD", 100, "ASK-PERIOD", 100, "PUBLISH-PERIOD", 200)
 
 
@@ -76,13 +77,14 @@ class SentinelGroup:
     def replace_primary(self) -> int:
         """Make the other server the primary, whatever the old one makes of it."""
         old = self.primary()
-        wait_until(lambda: self._begun_failover(old), f"server {1 - old} is the primary")
-        self.await_primary(1 - old)
+        self._set_patience(_PATIENT_MS)  # a busy machine's pause must not undo it
+        wait_until(lambda: self._is_replaced(old), f"server {1 - old} is the primary")
         return 1 - old
 
     def fail_primary(self) -> int:
         """End the primary; return the new one once it serves. `servers[...].restart()` revives."""
         old = self.primary()
+        self._set_patience(_PROMPT_MS)
         self.servers[old].stop()
         self.await_primary(1 - old)
         return 1 - old
@@ -113,21 +115,27 @@ class SentinelGroup:
     def await_primary(self, index: int) -> None:
         """Wait until a server serves as the primary and all sentinels name it."""
 
-        def is_it() -> bool:
-            try:
-                return self.primary() == index and self._is_primary(index)
-            except LookupError:
-                return False
+        wait_until(lambda: self._serves(index), f"server {index} is the primary")
 
-        wait_until(is_it, f"server {index} is the primary")
+    def _serves(self, index: int) -> bool:
+        """Whether a server is the primary in its own eyes and in those of all sentinels."""
+        try:
+            return self.primary() == index and self._is_primary(index)
+        except LookupError:
+            return False
 
-    def _begun_failover(self, old: int) -> bool:
+    def _is_replaced(self, old: int) -> bool:
         """Ask for a failover until there was one: a sentinel may give one up half-way."""
-        if self._named_by(self.watchers[0]) != (self.proxies or self.servers)[old].port:
-            return True
-        with suppress(redis_client.ResponseError):  # one is under way, or the replica not ready
-            self.watchers[0].execute_command("SENTINEL", "FAILOVER", NAME)
-        return False
+        if self._named_by(self.watchers[0]) == (self.proxies or self.servers)[old].port:
+            with suppress(redis_client.ResponseError):  # one is under way, or no replica is ready
+                self.watchers[0].execute_command("SENTINEL", "FAILOVER", NAME)
+            return False
+        return self._serves(1 - old)
+
+    def _set_patience(self, silence_ms: int) -> None:
+        """How long a server may be silent before sentinels take it for dead."""
+        for watcher in self.watchers:
+            watcher.execute_command("SENTINEL", "SET", NAME, "down-after-milliseconds", silence_ms)
 
     def _is_primary(self, index: int) -> bool:
         return bool(self.clients[index].info("replication")["role"] == "master")
@@ -192,7 +200,7 @@ def _sentinel_program(
     settings = folder / f"sentinel{number}.conf"
     settings.write_text(
         f"sentinel monitor {NAME} 127.0.0.1 {port} {quorum}\n"
-        f"sentinel down-after-milliseconds {NAME} 500\n"
+        f"sentinel down-after-milliseconds {NAME} {_PROMPT_MS}\n"
         f"sentinel failover-timeout {NAME} 2000\n" + "".join(f"{line}\n" for line in more)
     )
     server = redis_binary() if kind == "redis" else find_binary()
