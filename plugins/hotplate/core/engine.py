@@ -185,7 +185,7 @@ class Engine:
     def _look(self, reading: Reading, want: Want) -> None:
         """Find a want's keys in memory; note what is missing and what is due for a refresh."""
         bound, counters, found = want.bound, want.counters, reading.answer_of
-        if not bound.policy.is_cached:
+        if not bound.is_cached:
             for key in want.keys:
                 counters.misses_never += 1
                 reading.missing[key] = want
@@ -265,7 +265,7 @@ class Engine:
     # -- loading --------------------------------------------------------------------------------
 
     def _load_missing(self, reading: Reading, missing: dict[Key, Want]) -> Steps[None]:
-        shared = [key for key, want in missing.items() if want.bound.policy.is_cached]
+        shared = [key for key, want in missing.items() if want.bound.is_cached]
         own, others = self.flights.board(shared, is_async=reading.is_async)
         try:
             to_load = missing
@@ -374,7 +374,7 @@ class Engine:
             if type(bodies) is TimedRows:
                 fresh = aged(fresh, bodies.lives_ns, want.bound, began_ns)
             rows |= fresh
-            if want.bound.policy.is_cached:
+            if want.bound.is_cached:
                 items = [(key, row, versions[key]) for key, row in fresh.items()]
                 want.counters.fills_refused += self.memory.fill(items, self.domain.is_current)
         if failed:

@@ -22,16 +22,18 @@ class Bound:
     Attributes:
         policy: the policy.
         lease: under which rows may be served from memory.
+        is_cached: whether anything is ever served from the cache.
         surely_fresh_ns: an age up to which a row is fresh whatever its jitter, and not yet due for
             a refresh; -1 where nothing may be served from memory.
     """
 
-    __slots__ = ("lease", "policy", "surely_fresh_ns")
+    __slots__ = ("is_cached", "lease", "policy", "surely_fresh_ns")
 
     def __init__(self, policy: ResolvedPolicy, lease: Lease = NO_LEASE_NEEDED) -> None:
         self.policy = policy
         self.lease = lease
-        if not policy.is_cached:
+        self.is_cached = policy.is_cached
+        if not self.is_cached:
             self.surely_fresh_ns = -1
         elif policy.ttl_ns >= NO_LIMIT_NS:
             self.surely_fresh_ns = NO_LIMIT_NS

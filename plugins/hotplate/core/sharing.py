@@ -170,6 +170,4 @@ class Sharing:
 
 def _is_shareable(want: Want, reading: Reading) -> bool:
     bound = want.bound
-    return (
-        want.view.is_shareable and bound.policy.is_cached and bound.lease.is_valid(reading.now_ns)
-    )
+    return want.view.is_shareable and bound.is_cached and bound.lease.is_valid(reading.now_ns)

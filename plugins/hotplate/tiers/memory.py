@@ -170,9 +170,10 @@ class MemoryTier:
         self._on_added(token, size)
         if replaced is not None:
             self._account(into, key, replaced, None, is_replaced=True)
-        moved = other.lru.pop(key, None)
-        if moved is not None:
-            self._account(other, key, moved, None, is_replaced=True)
+        if other.size:
+            moved = other.lru.pop(key, None)
+            if moved is not None:
+                self._account(other, key, moved, None, is_replaced=True)
 
     def _account(
         self,

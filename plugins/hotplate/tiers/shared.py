@@ -70,7 +70,6 @@ from hotplate.tiers.entries import (
     HEAD,
     LEASE,
     PRIMARY,
-    REST,
     VERSION,
     entity_of,
     fingerprint_of,
@@ -188,35 +187,40 @@ class SharedTier:
             return [Found()] * len(asked)
 
     def _look(self, asked: Sequence[tuple[View, Key]]) -> list[Found]:
+        # once for every key of every request that memory does not answer: hence the plain loops
         keys = []
         places: dict[View, _Place] = {}
         for view, key in asked:
             place = places.get(view)
             if place is None:
-                place = places[view] = self._place(view)
-            entity = b"%d" % integer_of(key) if isinstance(key, int) else entity_of(key[1:])
-            keys.append(place.prefix + entity)
-        clock = self._clock
-        now_ns, wall_us = clock.now_ns(), clock.wall_ns() // 1_000
+                place = places[view] = self._places.get(view) or self._place(view)
+            if type(key) is int:
+                keys.append(place.prefix + b"%d" % integer_of(key))
+            else:
+                keys.append(place.prefix + entity_of(key[1:]))  # type: ignore[index]
+        now_ns, wall_us = self._clock.now_ns(), self._clock.wall_ns() // 1_000
         (seconds, micros), known, *entries = self._pool.ask_keys(self._head(places), keys)
         if None in known:
             known = self._begin([EVERY_VIEW, *(place.field for place in places.values())])
         server_us = int(seconds) * 1_000_000 + int(micros)
-        every = known[0]
+        every, clocks = known[0], _CLOCKS.pack(server_us, wall_us)
         origins = {
-            view: REST.pack(place.fingerprint, every + generation, server_us, wall_us)
+            view: place.fingerprint + every + generation + clocks
             for (view, place), generation in zip(places.items(), known[1:], strict=True)
         }
         found: list[Found] = []
         for (view, _), at, entry in zip(asked, keys, entries, strict=True):
             origin = origins[view]
-            if entry is None:
-                found.append(_found((None, _slot((at, None, origin)), False)))
-            elif entry[0:1] == LEASE:
-                found.append(_BUSY)
-            else:
-                row = self._open(at, entry, origin, server_us, wall_us, now_ns)
-                found.append(_found((row, _slot((at, entry, origin)), False)))
+            row = None
+            if entry is not None:
+                if entry[:1] == LEASE:
+                    found.append(_BUSY)
+                    continue
+                if _is_whole(at, entry) and entry.startswith(origin[:_IDENTITY_BYTES], HEAD.size):
+                    row = self._aged(entry, server_us, wall_us, now_ns)
+                else:
+                    self._reject(at, entry, origin)
+            found.append(_found((row, _slot((at, entry, origin)), False)))
         return found
 
     def _head(self, places: Mapping[View, _Place]) -> Packed:
@@ -266,28 +270,20 @@ class SharedTier:
         is_ours = reply is None if slot.seen is None else reply == 1
         return Found(None, _Slot(slot.key, token, slot.origin)) if is_ours else _BUSY
 
-    def _open(
-        self, key: bytes, entry: bytes, origin: bytes, server_us: int, wall_us: int, now_ns: int
-    ) -> bytes | None:
-        """The row of an entry with the stamp it would have here; None if it does not verify."""
-        if (
-            len(entry) <= BODY_AT
-            or entry[0] != VERSION
-            or zlib.crc32(entry[HEAD.size :], zlib.crc32(key)).to_bytes(4, "big") != entry[1:5]
-        ):
-            self.rejected += 1
-            return None
-        if not entry.startswith(origin[:_IDENTITY_BYTES], HEAD.size):
-            if not entry.startswith(origin[:8], HEAD.size):
-                self.rejected += 1  # another schema; another generation is no fault of the entry
-            return None
+    def _aged(self, entry: bytes, server_us: int, wall_us: int, now_ns: int) -> bytes | None:
+        """The row of an entry with the stamp it would have here; None if nothing is known of it."""
         read_server_us, read_wall_us = _CLOCKS.unpack_from(entry, _CLOCKS_AT)
-        age_us = max(server_us - read_server_us, wall_us - read_wall_us)
-        if server_us < read_server_us:
-            self.rejected += 1  # the server's clock went back: nothing is known
+        age_us = server_us - read_server_us
+        if age_us < 0:
+            self.rejected += 1  # the server's clock went back
             return None
-        stamp_ns = now_ns - age_us * 1_000
+        stamp_ns = now_ns - max(age_us, wall_us - read_wall_us) * 1_000
         return stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[BODY_AT:] if stamp_ns > 0 else None
+
+    def _reject(self, key: bytes, entry: bytes, origin: bytes) -> None:
+        """Count an entry that does not verify; one of another generation is no fault of it."""
+        if not (_is_whole(key, entry) and entry.startswith(origin[:8], HEAD.size)):
+            self.rejected += 1
 
     def _admit(self, met: Primaries) -> None:
         """Believe nothing that came along with the data of a primary that nobody knows yet."""
@@ -487,6 +483,15 @@ class _Slot(NamedTuple):
     key: bytes
     seen: bytes | None
     origin: bytes
+
+
+def _is_whole(key: bytes, entry: bytes) -> bool:
+    """Whether an entry is one of this format, belongs under its key, and is as it was written."""
+    return (
+        len(entry) > BODY_AT
+        and entry[0] == VERSION
+        and zlib.crc32(entry[HEAD.size :], zlib.crc32(key)).to_bytes(4, "big") == entry[1:5]
+    )
 
 
 # the same without the arguments' names: a request makes one of each for each of its keys
