@@ -46,11 +46,17 @@ def log_of(seed: int, most: int, share_of_null: float = 0.0) -> bytes:
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 400))
     ts = np.sort(NOW - rng.integers(-20, 8 * DAY_MS, count))
-    ts[rng.random(count) < 0.05] = ts[count // 2]
-    ts.sort()
+    if seed % 2:
+        ts[rng.random(count) < 0.05] = ts[count // 2]
+        ts.sort()
+    else:  # never more than two
+        ts[1::9] = ts[::9][: len(ts[1::9])]
     values = rng.integers(-most, most, (count, len(COLUMNS)))
     values[rng.random(values.shape) < share_of_null] = NO_VALUE
-    events = Events(ts, rng.integers(1, 1 << 62, count), ts + 20, values)
+    ids = rng.integers(1, 1 << 62, count)
+    if seed % 5 == 0:  # each of two is the same event
+        ids[1::9] = ids[::9][: len(ids[1::9])]
+    events = Events(ts, ids, ts + 20, values)
     return LogFormat(PLAN).records.pack(events).tobytes()
 
 

@@ -34,6 +34,7 @@ from hotplate.windows.spec import Aggregate, Column, Window, WindowSpec
 __all__ = ["Finalizer", "Partials", "as_slice"]
 
 _SMALL: Final = 2.0**62
+_FEW: Final = 64
 
 
 class Partials(NamedTuple):
@@ -238,7 +239,16 @@ def _numerators(partials: Partials, counts: Integers) -> Integers | Floats:
     if partials.is_small or _is_small(counts, q):
         numerators: Integers = counts * q - s * s
         return numerators
+    if counts.size <= _FEW:
+        return _few_numerators(counts, s, q)
     return spread_numerator(counts, as_limbs(s), as_limbs(q))
+
+
+def _few_numerators(counts: Integers, s: Integers, q: Integers) -> Floats:
+    """`n * q - s * s`, correctly rounded, with Python's integers: no calls into numpy."""
+    each = zip(counts.ravel().tolist(), s.ravel().tolist(), q.ravel().tolist(), strict=True)
+    exact = [float(n * square - total * total) for n, total, square in each]
+    return np.array(exact).reshape(counts.shape)
 
 
 def _is_small(counts: Integers, q: Integers) -> bool:
