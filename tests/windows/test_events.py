@@ -130,6 +130,13 @@ def test_one_value_has_one_hash_whatever_array_it_comes_in() -> None:
     assert len(set(hashes_of(np.array([1.5, 2.5, 1, 2])).tolist())) == 4
 
 
+@given(st.lists(st.text(st.characters(), max_size=3), min_size=1))
+def test_texts_hash_alike_by_themselves_and_among_others(texts: list[str]) -> None:
+    """A column of texts alone takes a shorter way."""
+    others = np.array([*texts, 7], object)
+    assert hashes_of(np.array(texts, object)).tolist() == hashes_of(others)[:-1].tolist()
+
+
 def test_nothing_hashes_to_null() -> None:
     """Only null does."""
     nulls = [None, float("nan"), "", b"", np.datetime64("NaT")]

@@ -81,9 +81,14 @@ class Wire:
         Raises:
             ServerError: the connection is lost, or the replies did not come in time.
         """
-        pack = self._connection._command_packer.pack
-        whole = b"".join([part for command in commands for part in pack(*command)])
-        return self.exchange_packed(whole, len(commands))
+        if self._reader is None:
+            pack = self._connection._command_packer.pack
+            parts = [part for command in commands for part in pack(*command)]
+        else:
+            from hiredis import pack_command  # what redis-py's packer calls in the end
+
+            parts = [pack_command(tuple(command)) for command in commands]
+        return self.exchange_packed(b"".join(parts), len(commands))
 
     def exchange_packed(self, whole: bytes, count: int) -> list[Any]:
         """As `exchange`, for commands that are bytes already.

@@ -26,7 +26,7 @@ from hotplate.errors import ConfigError
 from hotplate.forks import restart_in_children
 from hotplate.keys import EntityShape, values_of
 from hotplate.seldom import Seldom
-from hotplate.serving.events import Batch, records_of
+from hotplate.serving.events import Batch, Entity, records_of
 from hotplate.serving.layouts import Layouts
 from hotplate.stats import EventCounters, EventStats
 from hotplate.tiers.entries import entity_of
@@ -120,11 +120,24 @@ class Log:
 
     def key(self, shape: EntityShape, values: tuple[Any, ...]) -> bytes:
         """The key of an entity's log."""
+        return self._prefix(shape) + entity_of(values)
+
+    def keys(self, entities: Sequence[Entity]) -> list[bytes]:
+        """The keys of the logs of entities, most of them of one shape."""
+        keys = []
+        last, prefix = None, b""
+        for shape, values in entities:
+            if shape is not last:  # to hash it takes longer than the rest
+                last, prefix = shape, self._prefix(shape)
+            keys.append(prefix + entity_of(values))
+        return keys
+
+    def _prefix(self, shape: EntityShape) -> bytes:
         prefix = self._prefixes.get(shape)
         if prefix is None:
             entity = f"{','.join(shape.join_keys)}:{','.join(shape.types)}:"
             prefix = self._prefixes[shape] = (self.name + entity).encode()
-        return prefix + entity_of(values)
+        return prefix
 
 
 class _Compiled:
@@ -342,8 +355,8 @@ class EventLogs:
 
     def entries(self, log: Log, batch: Batch) -> list[tuple[bytes, bytes]]:
         """What a batch appends: for each of its entities the log's key, and the records."""
-        keys = [log.key(*entity) for entity in batch.entities]
-        return list(zip(keys, records_of(log.records, batch), strict=True))
+        records = records_of(log.records, batch)
+        return list(zip(log.keys(batch.entities), records, strict=True))
 
     def note_lengths(
         self,

@@ -63,9 +63,12 @@ def hashes_of(values: npt.ArrayLike) -> Integers:
         return _of_floats(array.astype(np.float64, copy=False))
     if kind in "mM":
         return np.where(np.isnat(array), NO_HASH, _mixed(array.view(np.int64)))
+    objects = array.tolist()
+    if set(map(type, objects)) == {str}:
+        return _of_texts(objects)
     known: dict[Any, int] = {}  # by type too: 1, 1.0 and True are equal, "1" is not among them
     out = np.empty(len(array), np.int64)
-    for index, value in enumerate(array.tolist()):
+    for index, value in enumerate(objects):
         key = (type(value), value)
         try:
             found = known.get(key)
@@ -106,6 +109,20 @@ def _of_object(value: object) -> int:
     if isinstance(value, (float, np.floating)):
         return int(_of_floats(np.array([float(value)]))[0])
     return _of_bytes(str(value).encode())
+
+
+def _of_texts(texts: list[str]) -> Integers:
+    """The same as `_of_object` of each, in fewer steps: event ids are texts most often."""
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    raws = [text.encode("utf-8", "surrogatepass") for text in places]
+    digests = b"".join([blake2b(raw, digest_size=8).digest() for raw in raws])
+    hashes = np.frombuffer(digests, "<i8").astype(np.int64)
+    hashes[hashes == 0] = 1
+    if "" in places:
+        hashes[places[""]] = NO_HASH
+    if len(places) == len(texts):
+        return hashes
+    return hashes[[places[text] for text in texts]]
 
 
 def _of_bytes(raw: bytes) -> int:
