@@ -207,6 +207,20 @@ def test_one_batch_has_one_set_of_keys_in_every_container(rows: list[dict[str, A
         assert keys(schema, batch) == expected
 
 
+@given(
+    st.lists(floats, min_size=1, max_size=6),
+    st.none() | st.integers(-6, 15),
+    st.sampled_from([np.float64, np.float32]),
+)
+def test_one_row_of_a_matrix_has_the_same_key_the_short_way(
+    values: list[float], decimals: int | None, dtype: Any
+) -> None:
+    schema = InputSchema.of(*(f"f{place}" for place in range(len(values))), decimals=decimals)
+    with np.errstate(over="ignore"):
+        row = np.array([values], dtype)
+    assert [schema.key_of_row(row)] == schema.keys(batch_of(row, schema.names))
+
+
 @given(st.integers(1, 6), st.integers(0, 20), st.data())
 def test_a_matrix_has_the_keys_of_its_columns(width: int, height: int, data: Any) -> None:
     names = [f"f{number}" for number in range(width)]

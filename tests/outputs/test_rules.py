@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hotplate.outputs import OutputError, OutputPolicy, Rule
 from hotplate.outputs.batch import batch_of
-from hotplate.outputs.rules import Asked, RuleSet
+from hotplate.outputs.rules import Asked, AskedOne, RuleSet
 
 NAMES = ("amount", "kind", "age")
 OPERATORS = {
@@ -120,6 +120,31 @@ def test_rules_say_of_a_batch_what_they_say_of_each_row(
         expected = [truth(when, row, score, hour) for row, score in zip(rows, scores, strict=True)]
         assert verdict.holds.tolist() == [one is not False for one in expected]
         assert verdict.unknown.tolist() == [one is None for one in expected]
+
+
+@example(
+    {"all": [{"field": "amount", "above": 0}, {"field": "age", "above": 0}]},
+    [{"amount": -1, "age": 1, "kind": None}],
+    0,
+    0,
+)
+@given(conditions, rows_of, st.integers(-3, 3), st.integers(0, 23))
+def test_one_row_of_a_matrix_is_judged_alike_the_short_way(
+    when: Any, rows: list[dict[str, Any]], score: int, hour: int
+) -> None:
+    """Texts stand for no number, and a field that the matrix lacks forbids, as in a batch."""
+    row = {**rows[0], "kind": None}
+    numbers_of = [np.nan if row[name] is None else float(row[name]) for name in NAMES]
+    matrix = np.array([numbers_of])
+    rule, wall_ns = Rule("r", when), hour * HOUR_NS
+    for names in (NAMES, (*NAMES[:2], "another")):
+        batch = batch_of(matrix, names)
+        verdict = rule.judge(Asked(batch, np.array([[float(score)]]), wall_ns))
+        places = {name: place for place, name in enumerate(names)}
+        one = AskedOne(matrix[0], places, [float(score)], wall_ns)
+        assert RuleSet([rule]).forbid(one) >= verdict.holds[0]
+        if verdict.error is None:
+            assert RuleSet([rule]).forbid(one) == verdict.holds[0]
 
 
 def judge(when: Any, given_: Any, scores: Any = None, wall_ns: int = 0) -> Any:

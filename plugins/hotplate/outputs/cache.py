@@ -38,7 +38,7 @@ from hotplate.outputs.errors import OutputError
 from hotplate.outputs.explained import OutputExplanation
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
-from hotplate.outputs.rules import Asked, Verdict
+from hotplate.outputs.rules import Asked, AskedOne, Verdict
 from hotplate.outputs.run import Run
 from hotplate.outputs.scored import ONE_HIT, Inputs, InputsOf, Scored, Values
 from hotplate.outputs.stats import OutputStats
@@ -198,9 +198,9 @@ class OutputCache:
         dtype, shape = self._form
         values = np.frombuffer(value, dtype).reshape(1, *shape)
         if self._rules.rules:
-            scores = self._as_scores(values)
-            asked = Asked(self._batch_of(row), scores, self.clock.wall_ns())
-            if any(verdict.holds[0] for verdict in self._rules.judge(asked)):
+            scores = self._as_scores(values)[0].tolist()
+            asked = AskedOne(row[0], self.inputs.places, scores, self.clock.wall_ns())
+            if self._rules.forbid(asked):
                 return None
         with self._lock:
             self._counts["rows"] += 1

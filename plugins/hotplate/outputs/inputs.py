@@ -146,6 +146,11 @@ class InputSchema:
         """Of the fields, in order."""
         return tuple(field.name for field in self.fields)
 
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """Name -> place."""
+        return {name: place for place, name in enumerate(self.names)}
+
     @property
     def lists(self) -> tuple[str, ...]:
         """Of those whose values are lists."""
@@ -172,10 +177,25 @@ class InputSchema:
 
     def key_of_row(self, row: _Array) -> bytes | None:
         """The key of a matrix of one row; None where it takes more than rounding."""
-        if row.ndim != 2 or row.shape[1] != len(self.fields):
+        if row.ndim != 2 or row.shape[1] != len(self.fields) or row.dtype.kind != "f":
             return None
-        codes = self._of_matrix(row)
-        return None if codes is None else codes.tobytes()
+        alike = self._alike
+        if alike is None:
+            return None
+        (decimals,) = alike
+        numbers = row[0].astype(np.float64, copy=False)
+        # one sum of squares bounds them all, and is no number where one of them is none
+        if decimals is None or not numbers.dot(numbers) < self._dot_limit:
+            return _rounded(numbers, decimals).tobytes()
+        scaled = numbers * 10.0**decimals
+        codes: _Codes = np.rint(scaled, scaled).astype(np.int64)
+        return codes.tobytes()
+
+    @cached_property
+    def _dot_limit(self) -> float:
+        """A sum of squares under which all numbers, rounded, are far below 2**53."""
+        assert self._alike is not None
+        return (_EXACT / 2 / 10.0 ** (self._alike[0] or 0)) ** 2
 
     @cached_property
     def _alike(self) -> tuple[int | None] | None:

@@ -20,6 +20,7 @@ yes: in doubt nothing is cached.
 
 from __future__ import annotations
 
+import operator as operators
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,7 +35,7 @@ import pyarrow as pa
 from hotplate.outputs.batch import Batch
 from hotplate.outputs.errors import OutputError
 
-__all__ = ["Rule", "RuleSet", "Verdict"]
+__all__ = ["Asked", "AskedOne", "Rule", "RuleSet", "Verdict"]
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _Answer: TypeAlias = tuple[_Mask, _Mask]  # yes, unknown
@@ -44,6 +45,12 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "at_least": np.greater_equal,
     "below": np.less,
     "at_most": np.less_equal,
+}
+_ONE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "above": operators.gt,
+    "at_least": operators.ge,
+    "below": operators.lt,
+    "at_most": operators.le,
 }
 _COMPARED: Final = (*_OPERATORS, "is", "in", "between", "missing")
 _SCORE: Final = "score"
@@ -63,6 +70,23 @@ class Asked:
 
     batch: Batch
     scores: npt.NDArray[Any] | None
+    wall_ns: int
+
+
+@dataclass(slots=True)
+class AskedOne:
+    """The same for one row of a matrix, whose answer is found in memory.
+
+    Attributes:
+        row: its numbers.
+        places: where in it each field is.
+        scores: what was found.
+        wall_ns: the time of day.
+    """
+
+    row: npt.NDArray[Any]
+    places: Mapping[str, int]
+    scores: Sequence[float]
     wall_ns: int
 
 
@@ -109,6 +133,13 @@ class Rule:
         """Whether it can be judged only when the model has answered."""
         return self._condition.needs_score
 
+    def forbids(self, asked: AskedOne) -> bool:
+        """Judge one row, without numpy; unknown counts as yes, and so does an error."""
+        try:
+            return self._condition.answer_one(asked) is not False
+        except Exception:  # noqa: BLE001 - the long way says what it is
+            return True
+
     def judge(self, asked: Asked) -> Verdict:
         """Judge every row of a batch; an error forbids all of them."""
         count = asked.batch.count
@@ -150,6 +181,10 @@ class RuleSet:
         """
         return cls([one if isinstance(one, Rule) else _rule_of(one) for one in said])
 
+    def forbid(self, asked: AskedOne) -> bool:
+        """Whether any rule forbids one row, with its score."""
+        return any(rule.forbids(asked) for rule in self.rules)
+
     def judge(self, asked: Asked, *, is_again: bool = False) -> list[Verdict]:
         """What each rule says that can be judged by now: all of them once there are scores.
 
@@ -187,6 +222,11 @@ class _Condition:
     needs_score = False
 
     def answer(self, asked: Asked) -> _Answer:
+        """Yes and unknown, for each row."""
+        raise NotImplementedError
+
+    def answer_one(self, asked: AskedOne) -> bool | None:
+        """The same for one row; None is unknown."""
         raise NotImplementedError
 
 
@@ -209,6 +249,13 @@ class _Every(_Condition):
                 yes, no = yes & more, no | is_no
         return yes, ~yes & ~no
 
+    def answer_one(self, asked: AskedOne) -> bool | None:
+        # all of them, as in a batch: one that cannot be judged is an error
+        answers = [part.answer_one(asked) for part in self._parts]
+        if self._is_any in answers:
+            return self._is_any
+        return None if None in answers else not self._is_any
+
 
 class _Not(_Condition):
     def __init__(self, part: _Condition) -> None:
@@ -218,6 +265,10 @@ class _Not(_Condition):
     def answer(self, asked: Asked) -> _Answer:
         yes, unknown = self._part.answer(asked)
         return ~yes & ~unknown, unknown
+
+    def answer_one(self, asked: AskedOne) -> bool | None:
+        said = self._part.answer_one(asked)
+        return None if said is None else not said
 
 
 class _Hours(_Condition):
@@ -233,14 +284,18 @@ class _Hours(_Condition):
             ) from error
 
     def answer(self, asked: Asked) -> _Answer:
-        now = datetime.fromtimestamp(asked.wall_ns / 1e9, self._zone)
+        count = asked.batch.count
+        return np.full(count, self._is_inside(asked.wall_ns)), np.zeros(count, np.bool_)
+
+    def answer_one(self, asked: AskedOne) -> bool:
+        return self._is_inside(asked.wall_ns)
+
+    def _is_inside(self, wall_ns: int) -> bool:
+        now = datetime.fromtimestamp(wall_ns / 1e9, self._zone)
         hour = now.hour + now.minute / 60 + now.second / 3600
         if self._start <= self._end:
-            is_inside = self._start <= hour < self._end
-        else:
-            is_inside = hour >= self._start or hour < self._end
-        count = asked.batch.count
-        return np.full(count, is_inside), np.zeros(count, np.bool_)
+            return self._start <= hour < self._end
+        return hour >= self._start or hour < self._end
 
 
 class _Compared(_Condition):
@@ -251,6 +306,8 @@ class _Compared(_Condition):
         self.needs_score = column is not None
         ((self._operator, self._value),) = said.items()
         self._check(where)
+        self._said_of_number = self._test(is_text=False)
+        self._said_of_text = self._test(is_text=True)
 
     def _check(self, where: str) -> None:
         operator, value = self._operator, self._value
@@ -291,7 +348,8 @@ class _Compared(_Condition):
                         fix="Give it beside what the model reads.",
                     )
         if asked.batch.count == 1 and (cell := _plain_cell(found)) is not None:
-            return self._answer_one(cell)
+            said = (self._said_of_text if type(cell) is str else self._said_of_number)(cell)
+            return (_YES if said else _NO), (_YES if said is None else _NO)
         values = _Values(found)
         if self._operator == "missing":
             return values.missing, np.zeros(asked.batch.count, np.bool_)
@@ -299,25 +357,33 @@ class _Compared(_Condition):
         unknown = values.missing | incomparable
         return yes & ~unknown, unknown
 
-    def _answer_one(self, cell: float | str) -> _Answer:
-        """The same of a single number or text, fifty times faster."""
-        operator, value = self._operator, self._value
-        if operator == "missing":
-            return _NO, _NO
-        is_text = isinstance(cell, str)
-        if operator == "in":
+    def answer_one(self, asked: AskedOne) -> bool | None:
+        column = self._column
+        number = (
+            float(asked.row[asked.places[self._name]]) if column is None else asked.scores[column]
+        )
+        if number == number:
+            return self._said_of_number(number)
+        return True if self._operator == "missing" else None
+
+    def _test(self, *, is_text: bool) -> Callable[[Any], bool | None]:
+        """What is said of a number that is not missing, or of a text; None is unknown."""
+        word, value = self._operator, self._value
+        if word == "missing":
+            return lambda cell: False
+        if word == "in":
             alike = [one for one in value if isinstance(one, str) == is_text]
-            return (_NO, _YES) if not alike else (_YES if cell in alike else _NO, _NO)
-        bounds = value if operator == "between" else (value,)
+            return (lambda cell: cell in alike) if alike else (lambda cell: None)
+        bounds = value if word == "between" else (value,)
         if any(isinstance(one, str) != is_text or isinstance(one, bool) for one in bounds):
-            return _NO, _YES
-        if operator == "is":
-            is_so = cell == value
-        elif operator == "between":
-            is_so = value[0] <= cell <= value[1]
-        else:
-            is_so = bool(_OPERATORS[operator](cell, value))
-        return (_YES if is_so else _NO), _NO
+            return lambda cell: None
+        if word == "is":
+            return lambda cell: bool(cell == value)
+        if word == "between":
+            low, high = value
+            return lambda cell: bool(low <= cell <= high)
+        compare = _ONE[word]
+        return lambda cell: bool(compare(cell, value))
 
     def _compare(self, values: _Values) -> _Answer:
         if self._operator in ("is", "in"):

@@ -34,6 +34,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 HIT, MISS, EXPIRED, CUT, COMPARED, RULE, OFF = range(7)  # from RULE on nothing is kept
 ONE_HIT: Final = (np.ones(1, np.bool_), np.zeros(1, np.int16))
+for _shared in ONE_HIT:  # by all answers
+    _shared.setflags(write=False)
 WORDS: Final = ("hit", "miss", "expired", "invalidated", "compared", "rule", "off")
 
 
@@ -65,7 +67,7 @@ class InputsOf(Protocol):
         """
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Scored:
     """What a batch was answered.
 
