@@ -184,15 +184,17 @@ class InputSchema:
             return None
         (decimals,) = alike
         numbers = row[0].astype(np.float64, copy=False)
-        # one sum of squares bounds them all, and is no number where one of them is none
-        if decimals is None or not numbers.dot(numbers) < self._dot_limit:
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = numbers.dot(numbers)
+        # their sum bounds all of them, and is no number where one of them is none
+        if decimals is None or not squares < self._squares_limit:
             return _rounded(numbers, decimals).tobytes()
         scaled = numbers * 10.0**decimals
         codes: _Codes = np.rint(scaled, scaled).astype(np.int64)
         return codes.tobytes()
 
     @cached_property
-    def _dot_limit(self) -> float:
+    def _squares_limit(self) -> float:
         """A sum of squares under which all numbers, rounded, are far below 2**53."""
         assert self._alike is not None
         return (_EXACT / 2 / 10.0 ** (self._alike[0] or 0)) ** 2
