@@ -14,6 +14,7 @@ and decomposed forms apart, and so does the key.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -184,20 +185,18 @@ class InputSchema:
             return None
         (decimals,) = alike
         numbers = row[0].astype(np.float64, copy=False)
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = numbers.dot(numbers)
-        # their sum bounds all of them, and is no number where one of them is none
-        if decimals is None or not squares < self._squares_limit:
+        # their length bounds all of them, and is no number where one of them is none
+        if decimals is None or not math.hypot(*numbers.tolist()) < self._small:
             return _rounded(numbers, decimals).tobytes()
         scaled = numbers * 10.0**decimals
         codes: _Codes = np.rint(scaled, scaled).astype(np.int64)
         return codes.tobytes()
 
     @cached_property
-    def _squares_limit(self) -> float:
-        """A sum of squares under which all numbers, rounded, are far below 2**53."""
+    def _small(self) -> float:
+        """Below it a number, rounded, is far below 2**53."""
         assert self._alike is not None
-        return (_EXACT / 2 / 10.0 ** (self._alike[0] or 0)) ** 2
+        return _EXACT / 2 / 10.0 ** (self._alike[0] or 0)
 
     @cached_property
     def _alike(self) -> tuple[int | None] | None:
