@@ -24,7 +24,7 @@ from hotplate.operations.ingest import Ingested, Ingestion, tables_of
 from hotplate.operations.invalidate import Invalidation
 from hotplate.operations.purge import Limits, Progress, Purge
 from hotplate.operations.seed import Seed, Seeded
-from hotplate.outputs import InputSchema, OutputCache, OutputPolicy
+from hotplate.outputs import InputSchema, Model, OutputCache, OutputError, OutputPolicy
 from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.entities import Target, as_columns
 from hotplate.serving.policies import feature_views_of, group_of, registry_state, resolve_all
@@ -142,9 +142,9 @@ class Hotplate:
 
     def outputs(
         self,
-        model: str,
-        version: str,
-        inputs: InputSchema | Sequence[str],
+        model: str | Model,
+        version: str | None = None,
+        inputs: InputSchema | Sequence[str] | None = None,
         policy: OutputPolicy | None = None,
     ) -> OutputCache:
         """The cache of the outputs of one version of a model; see `OutputCache.score`.
@@ -153,7 +153,8 @@ class Hotplate:
         another cache, and what the one before had kept is forgotten.
 
         Args:
-            model: its name.
+            model: its name; or what an adapter of `hotplate.outputs` made of it, which says its
+                version and inputs, too.
             version: of the model.
             inputs: what it reads, in its order: fields, or names of floats that count to 4 places.
             policy: how long outputs are kept and what never is; that of `online_store.outputs` in
@@ -161,10 +162,20 @@ class Hotplate:
 
         Raises:
             ConfigError: the deployment says nothing of outputs of this model, or what cannot be.
-            OutputError: no inputs, or one twice.
+            OutputError: no inputs, or one twice, or no version.
         """
+        name = model
+        if isinstance(model, Model):
+            name, version, inputs = model.name, version or model.version, inputs or model.inputs
+        if not version or inputs is None:
+            raise OutputError(
+                where=f"outputs of model {name!r}",
+                problem="come without the model's version or inputs",
+                fix='Write outputs("fraud", version="7", inputs=[...]): another version must never '
+                "be answered with this one's outputs.",
+            )
         schema = inputs if isinstance(inputs, InputSchema) else InputSchema.of(*inputs)
-        return self.runtime.outputs.of(model, version, schema, policy)
+        return self.runtime.outputs.of(str(name), version, schema, policy)
 
     def invalidate(self, name: str, entities: Any = None) -> int:
         """Never again serve what was read before: for some entities, or for a whole group.
