@@ -22,6 +22,7 @@ import inspect
 import logging
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from hotplate.forks import restart_in_children
 from hotplate.outputs.batch import Batch, batch_of
 from hotplate.outputs.errors import OutputError
 from hotplate.outputs.explained import OutputExplanation
+from hotplate.outputs.families import Families, FamilyStats
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
 from hotplate.outputs.rules import Asked, AskedOne, Verdict
@@ -80,6 +82,17 @@ class OutputCache:
         self._rules = self.policy.applied
         self._rule_names = tuple(rule.name for rule in self._rules.rules)
         self._tier = OutputTier(self.policy.max_entries, self.policy.bytes_most)
+        by = self.policy.families_by
+        self._families = (
+            None
+            if by is None
+            else Families(
+                by,
+                least=self.policy.family_least,
+                pays_from=self.policy.family_pays_from,
+                pause_ns=self.policy.family_pause_ns,
+            )
+        )
         self._form: tuple[np.dtype[Any], tuple[int, ...]] | None = None
         self._off = ""
         self._lease: Lease | None = None
@@ -100,6 +113,8 @@ class OutputCache:
         """Make new locks: the parent's may have been held by threads that are not here."""
         self._lock = threading.Lock()
         self._tier.restart_after_fork()
+        if self._families is not None:
+            self._families.restart_after_fork()
 
     def __repr__(self) -> str:
         return f"OutputCache({self.name!r}, {self.version!r}, {len(self._tier)} outputs)"
@@ -159,7 +174,10 @@ class OutputCache:
         run = Run(self, batch, features, is_sampled=is_sampled)
         if run.wanted is not None:
             with self._counting_errors():
-                run.take(predict(run.wanted))
+                began_s = time.perf_counter()
+                answered = predict(run.wanted)
+                run.model_s = time.perf_counter() - began_s
+                run.take(answered)
         return run.answer()
 
     async def score_async(
@@ -169,10 +187,13 @@ class OutputCache:
         run = Run(self, batch, features)
         if run.wanted is not None:
             with self._counting_errors():
+                began_s = time.perf_counter()
                 if inspect.iscoroutinefunction(predict):
-                    run.take(await predict(run.wanted))
+                    answered = await predict(run.wanted)
                 else:
-                    run.take(await asyncio.to_thread(predict, run.wanted))
+                    answered = await asyncio.to_thread(predict, run.wanted)
+                run.model_s = time.perf_counter() - began_s
+                run.take(answered)
         return run.answer()
 
     @contextmanager
@@ -188,6 +209,11 @@ class OutputCache:
         """One row of a matrix from memory, where no rule forbids it; None for the long way."""
         if self._off or self.policy.dry_run or self._form is None:
             return None
+        family = None
+        if self._families is not None:
+            family = self._families.of_row(row[0], self.inputs.places)
+            if family is None or family.until_ns:
+                return None
         key = self.inputs.key_of_row(row)
         kept: Kept | None = None if key is None else self._tier.get(key)
         if kept is None:
@@ -205,6 +231,8 @@ class OutputCache:
         with self._lock:
             self._counts["rows"] += 1
             self._counts["hit"] += 1
+        if self._families is not None and family is not None:
+            self._families.note_hit(family)
         return Scored(values, *ONE_HIT, self._rule_names)
 
     def explain(self, batch: Any) -> OutputExplanation:
@@ -228,7 +256,7 @@ class OutputCache:
         return OutputExplanation(
             model=self.name,
             version=self.version,
-            off=self._off or ("dry run" if self.policy.dry_run else ""),
+            off=self._off or ("dry run" if self.policy.dry_run else "") or self._bypass(rows),
             rules=tuple(
                 (rule.name, rule.reason, _said(verdict, rule.needs_score and scores is None))
                 for rule, verdict in zip(self._rules.rules, verdicts, strict=True)
@@ -237,6 +265,14 @@ class OutputCache:
             expires_in_s=None if value is None else (deadline_ns - now_ns) / 1e9,
             is_invalidated=any(tie.is_cut for tie in ties),
         )
+
+    def _bypass(self, row: Batch) -> str:
+        """Why one row is not even looked for, or nothing."""
+        if self._families is None:
+            return ""
+        members = self._families.members(row, self.clock.now_ns())
+        name = members.families[0].name
+        return f"the hits of family {name!r} do not pay" if members.is_bypassed[0] else ""
 
     def stats(self) -> OutputStats:
         """Counts since the start."""
@@ -253,6 +289,10 @@ class OutputCache:
             tier.invalidated,
             self._off,
         )
+
+    def families(self) -> tuple[FamilyStats, ...]:
+        """Counts by family, those with the most rows first; none where the policy names none."""
+        return () if self._families is None else self._families.stats(self.clock.now_ns())
 
     # -- outputs as bytes -------------------------------------------------------------------------
 

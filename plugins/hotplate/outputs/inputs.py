@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
@@ -162,6 +162,16 @@ class InputSchema:
         """Changes with anything that is declared."""
         text = json.dumps([asdict(field) for field in self.fields], sort_keys=True)
         return blake2b(text.encode(), digest_size=8).hexdigest()
+
+    @cached_property
+    def coarser(self) -> InputSchema:
+        """The same, with floats rounded to two places fewer."""
+        return InputSchema(
+            tuple(
+                replace(one, decimals=max(-6, (4 if one.decimals is None else one.decimals) - 2))
+                for one in self.fields
+            )
+        )
 
     def keys(self, batch: Batch) -> list[bytes]:
         """The key of each row.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import blake2b
@@ -37,6 +37,12 @@ class OutputPolicy:
         shadow_limit: share of compared hits that may differ before the cache of this model switches
             itself off.
         shadow_least: compared hits before that is judged.
+        family: columns of the batch, or a function of it that returns a label a row, by which hits
+            are told apart (see `OutputCache.families`); few-valued, and none that tells who it is.
+        family_pays: hit rate under which a family is bypassed; found out by the time that looking
+            and computing take, if left out.
+        family_least: rows that are looked at before a family is judged.
+        family_pause: how long it is bypassed until it is tried again; twice as long each time.
         max_entries, max_bytes: bounds of the memory it takes.
     """
 
@@ -51,6 +57,10 @@ class OutputPolicy:
     shadow_decimals: int | None = 4
     shadow_limit: str | float = 0.001
     shadow_least: int = 200
+    family: str | Sequence[str] | Callable[[Any], Any] | None = None
+    family_pays: str | float | None = None
+    family_least: int = 2_000
+    family_pause: str | timedelta = "1m"
     max_entries: int = 1_000_000
     max_bytes: str | int = "512MB"
     ttl_ns: int = field(init=False, repr=False)
@@ -60,6 +70,9 @@ class OutputPolicy:
     shadow_share: float = field(init=False, repr=False)
     shadow_limit_share: float = field(init=False, repr=False)
     bytes_most: int = field(init=False, repr=False)
+    families_by: Any = field(init=False, repr=False, compare=False)
+    family_pays_from: float | None = field(init=False, repr=False)
+    family_pause_ns: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -74,17 +87,28 @@ class OutputPolicy:
         put(self, "shadow_share", parse_share(self.shadow))
         put(self, "shadow_limit_share", parse_share(self.shadow_limit))
         put(self, "bytes_most", parse_bytes(self.max_bytes))
-        for name in ("shadow", "shadow_limit"):
-            if not 0 <= parse_share(getattr(self, name)) <= 1:
+        by = (self.family,) if isinstance(self.family, str) else self.family
+        put(self, "families_by", by)
+        pays = self.family_pays
+        put(self, "family_pays_from", None if pays is None else parse_share(pays))
+        put(self, "family_pause_ns", parse_duration(self.family_pause))
+        if by is not None and not callable(by) and not (by and all(map(_is_name, by))):
+            raise OutputError(
+                where="outputs, family",
+                problem="names no columns",
+                fix="Write family: channel, or family: [channel, kind].",
+            )
+        for name in ("shadow", "shadow_limit", "family_pays"):
+            if not 0 <= parse_share(getattr(self, name) or 0) <= 1:
                 raise OutputError(
                     where=f"outputs, {name}",
                     problem="is no share between nothing and all",
                     fix="Write 1%, or 0.01.",
                 )
-        if self.max_entries < 1 or self.shadow_least < 1:
+        if min(self.max_entries, self.shadow_least, self.family_least) < 1:
             raise OutputError(
                 where="outputs",
-                problem="max_entries and shadow_least must be at least 1",
+                problem="max_entries, shadow_least and family_least must be at least 1",
                 fix="Leave them out for the defaults.",
             )
         if not isinstance(self.rules_off, str):
@@ -129,3 +153,7 @@ class OutputPolicy:
             return cls(**said)
         except (OutputError, ValueError, TypeError) as error:
             raise ConfigError(f"{where}: {error}") from error
+
+
+def _is_name(one: object) -> bool:
+    return isinstance(one, str) and bool(one)

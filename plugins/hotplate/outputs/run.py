@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from hotplate.durations import NO_LIMIT_NS
+from hotplate.outputs.batch import Batch
 from hotplate.outputs.errors import OutputError
+from hotplate.outputs.families import Members
 from hotplate.outputs.rules import Asked, Verdict
 from hotplate.outputs.scored import (
+    BYPASSED,
     COMPARED,
     CUT,
     EXPIRED,
@@ -45,18 +49,25 @@ class Run:
 
     Attributes:
         wanted: the rows that the model is asked for, in the batch's container; None for none.
+        model_s: how long the model took for them.
     """
 
     def __init__(
         self, cache: OutputCache, given: Any, features: Any, *, is_sampled: bool | None = None
     ) -> None:
+        self._began_s = time.perf_counter()
+        self.model_s = 0.0
         self._cache = cache
         policy = cache.policy
         self._batch = batch = cache._batch_of(given)
         count = batch.count
         self._now_ns, self._wall_ns = cache.clock.now_ns(), cache.clock.wall_ns()
         self._codes = np.full(count, MISS, np.int16)
-        self._keys = cache.inputs.keys(batch)
+        self._members: Members | None = None
+        if cache._families is not None:
+            self._members = cache._families.members(batch, self._now_ns)
+            self._codes[self._members.is_bypassed] = BYPASSED
+        self._keys = self._keys_of(batch)
         self._inputs: Inputs | None = None
         if features is not None:
             if cache._inputs_of is None:
@@ -89,6 +100,20 @@ class Run:
         self._answered = [row for row in self._hits if row not in compared]
         self._codes[self._shadow] = COMPARED
         self._plan()
+
+    def _keys_of(self, batch: Batch) -> list[bytes]:
+        """The key of each row; of those that are bypassed none."""
+        schema = self._cache.inputs
+        members = self._members
+        if members is None or not members.is_bypassed.any():
+            return schema.keys(batch)
+        keys = [b""] * batch.count
+        places = np.flatnonzero(~members.is_bypassed)
+        if len(places):
+            found = schema.keys(self._cache._batch_of(batch.rows(places)))
+            for place, key in zip(places.tolist(), found, strict=True):
+                keys[place] = key
+        return keys
 
     def _judge(self, scores: Values | None, rows: Any) -> None:
         """Mark rows that a rule forbids; judged as of now on the rows of the batch."""
@@ -192,6 +217,8 @@ class Run:
             kept = cache._values([self._found[row][0] for row, _ in pairs])
             prefix = "dry_run" if cache.policy.dry_run else "shadow"
             cache._compare(kept, fresh[[place_of[row] for _, row in pairs]], prefix)
+        if self._members is not None:
+            self._note_outputs(self._members, fresh)
         wrong = int((~np.isfinite(cache._as_scores(fresh)).all(1)).sum())
         if wrong:
             with cache._lock:
@@ -199,6 +226,26 @@ class Run:
             _log.warning("%s: %d answers are no numbers; none is kept", cache._shown, wrong)
         elif not cache._off and not self._lacks_features:
             self._keep(fresh)
+
+    def _note_outputs(self, members: Members, fresh: Values) -> None:
+        """Tell the families what was computed of them, where it is not bypassed."""
+        cache = self._cache
+        assert cache._families is not None
+        rows = [row for row in self._asked.tolist() if self._codes[row] < RULE]
+        if not rows:
+            return
+        scores = cache._as_scores(fresh)
+        if cache.policy.shadow_decimals is not None:
+            scores = np.round(scores, cache.policy.shadow_decimals) + 0.0
+        place_of = {row: place for place, row in enumerate(self._asked.tolist())}
+        batch = cache._batch_of(self._batch.rows(np.array(rows, np.intp)))
+        cache._families.note_outputs(
+            members,
+            rows,
+            [self._keys[row] for row in rows],
+            cache.inputs.coarser.keys(batch),
+            [scores[place_of[row]].tobytes() for row in rows],
+        )
 
     def _keep(self, fresh: Values) -> None:
         cache, policy = self._cache, self._cache.policy
@@ -263,10 +310,25 @@ class Run:
                 for row, original in self._same.items():
                     values[row] = values[original]
         self._count(from_cache)
+        if self._members is not None:
+            self._note_families(self._members)
         return Scored(values, from_cache, self._codes, cache._rule_names)
 
+    def _note_families(self, members: Members) -> None:
+        cache, kinds = self._cache, self._codes & 15
+        assert cache._families is not None
+        is_hit = (kinds == HIT) | (kinds == COMPARED)
+        own_s = time.perf_counter() - self._began_s - self.model_s
+        looked = int((kinds != BYPASSED).sum())
+        cache._families.note_time(own_s if looked else 0.0, looked, self.model_s, len(self._asked))
+        stopped = cache._families.note(members, kinds < RULE, is_hit, self._asked, self._now_ns)
+        for name in stopped:
+            _log.info(
+                "%s: family %r is bypassed for a while: its hits do not pay", cache._shown, name
+            )
+
     def _count(self, from_cache: Mask) -> None:
-        codes = np.bincount(np.minimum(self._codes & 15, OFF), minlength=OFF + 1).tolist()
+        codes = np.bincount(self._codes & 15, minlength=len(WORDS)).tolist()
         with self._cache._lock:
             counts = self._cache._counts
             counts["rows"] += self._batch.count

@@ -13,6 +13,7 @@ from hotplate.contracts import Lease
 from hotplate.keys import Key
 
 __all__ = [
+    "BYPASSED",
     "COMPARED",
     "CUT",
     "EXPIRED",
@@ -32,11 +33,11 @@ __all__ = [
 Values: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-HIT, MISS, EXPIRED, CUT, COMPARED, RULE, OFF = range(7)  # from RULE on nothing is kept
+HIT, MISS, EXPIRED, CUT, COMPARED, RULE, OFF, BYPASSED = range(8)  # from RULE on nothing is kept
 ONE_HIT: Final = (np.ones(1, np.bool_), np.zeros(1, np.int16))
 for _shared in ONE_HIT:  # by all answers
     _shared.setflags(write=False)
-WORDS: Final = ("hit", "miss", "expired", "invalidated", "compared", "rule", "off")
+WORDS: Final = ("hit", "miss", "expired", "invalidated", "compared", "rule", "off", "bypassed")
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Scored:
         from_cache: bool (rows), whether each came from memory.
         why: for each row `"hit"`, or why it was computed: `"miss"`, `"expired"`, `"invalidated"`,
             `"compared"` (it was in memory, and a sample of these is checked), `"off"`,
-            `"rule: NAME"`.
+            `"bypassed"` (its family does not pay), `"rule: NAME"`.
     """
 
     values: Values
