@@ -41,8 +41,10 @@ ALLOWED: dict[str, set[str]] = {
     "handle": PURE | {"serving", "online_store", "ingestion", "operations", "windowed", "outputs"},
     "testing": PURE | {"online_store"},
     "cli": PURE
-    | {"serving", "online_store", "handle", "hotplate", "operations", "cli_repo", "cli_windows"},
+    | {"serving", "online_store", "handle", "hotplate", "operations", "cli_repo", "cli_windows"}
+    | {"cli_outputs"},
     "cli_repo": PURE,
+    "cli_outputs": PURE | {"outputs", "cli_repo"},
     "cli_windows": PURE | {"hotplate", "operations", "training", "cli_repo"},
     "hotplate": PURE | {"serving", "online_store", "handle", "operations", "windowed", "windows"},
 }

@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hotplate.cli_outputs import outputs
 from hotplate.cli_repo import chdir_option, fail, named, open_store, told
 from hotplate.cli_windows import windows
 from hotplate.errors import HotplateError
@@ -347,6 +348,7 @@ def _confirm(question: str, *, yes: bool) -> None:
         fail("nothing was done")
 
 
+main.add_command(outputs)
 main.add_command(windows)
 
 
