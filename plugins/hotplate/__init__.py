@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hotplate.serving.reader import MatrixAnswer, MatrixReader
     from hotplate.serving.response import CachedResponse
     from hotplate.stats import CacheStats, GroupStats, LoaderStats
+    from hotplate.tiers.blobs import BlobTier
     from hotplate.windowed import WindowedViews, windowed_view
     from hotplate.windows.errors import WindowSpecError
 
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ABSENT",
     "MISS",
+    "BlobTier",
     "CachePolicy",
     "CacheStats",
     "CachedResponse",
@@ -67,6 +69,7 @@ __all__ = [
 _HOMES: Final = {
     "ABSENT": "hotplate.contracts",
     "MISS": "hotplate.contracts",
+    "BlobTier": "hotplate.tiers.blobs",
     "CachePolicy": "hotplate.policy",
     "CacheStats": "hotplate.stats",
     "CachedResponse": "hotplate.serving.response",

@@ -14,6 +14,7 @@ __all__ = [
     "LoaderError",
     "LoaderTimeoutError",
     "NotACachedStoreError",
+    "PayloadError",
     "PolicyError",
     "ServerError",
 ]
@@ -90,6 +91,10 @@ class EntityError(HotplateError):
 
 class NotACachedStoreError(HotplateError, TypeError):
     """A Feast store was given whose online store is not Hotplate's."""
+
+
+class PayloadError(HotplateError, TypeError):
+    """The blob tier was given what it cannot keep as bytes; the message says what it can keep."""
 
 
 class ServerError(HotplateError):
