@@ -30,7 +30,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from hotplate.tiers.blob_format import Head, Payload
+from hotplate.tiers.blob_format import Head
+from hotplate.tiers.blob_payload import Payload
 
 __all__ = ["BlobFolder", "BlobIdentity", "Listing", "identity_of", "open_blob"]
 

@@ -18,17 +18,14 @@ it maps it: let nothing else write into the folder. Use a local disk, or a tmpfs
 from __future__ import annotations
 
 import logging
-import mmap
 import os
-import stat
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.durations import NO_LIMIT_NS, parse_duration
@@ -36,34 +33,20 @@ from hotplate.errors import ConfigError, PayloadError
 from hotplate.forks import restart_in_children
 from hotplate.seldom import Seldom
 from hotplate.sizes import format_bytes, parse_bytes
-from hotplate.tiers.blob_folder import BlobFolder, BlobIdentity, identity_of, open_blob
-from hotplate.tiers.blob_format import (
-    BlobRejected,
-    Head,
-    Payload,
-    Times,
-    crc_of,
-    payload_of,
-    reader_of,
-)
+from hotplate.tiers.blob_folder import BlobFolder, BlobIdentity, identity_of
+from hotplate.tiers.blob_format import BlobRejected, Head, Times
+from hotplate.tiers.blob_maps import BlobMaps, MappedBlob, Verify
+from hotplate.tiers.blob_payload import Payload, payload_of
 
-__all__ = ["BlobStats", "BlobTier", "Verify"]
+__all__ = ["BlobStats", "BlobTier"]
 
 _log: Final = logging.getLogger("hotplate.blobs")
 
-Verify = Literal["once", "always", "never"]
-"""When a payload's checksum is compared."""
-
-# Open maps a process keeps so that the next `get` costs microseconds. A map takes address space and
-# a descriptor, and keeps the disk space of a file that was removed since.
-_OPEN_MAX: Final = 64
-# An entry is two hundred bytes; more versions than this are not looked at in turn.
-_VERIFIED_MAX: Final = 4_096
 # Files that could not be removed and are not served; beyond that, none from before is.
 _REFUSED_MAX: Final = 4_096
 # How coarse the order of eviction is. 100 processes that read a blob note it once in this time.
 _TOUCH_NS: Final = 5_000_000_000
-# How long a map of a file that was removed may be kept for a key that nobody asks for any more.
+# How long the map of a file that was removed is kept where nobody asks for its key any more.
 _TEND_NS: Final = 5_000_000_000
 
 
@@ -95,16 +78,6 @@ class BlobStats:
     writes: int
     too_large: int
     last_error: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A file that is mapped: `value()` makes what is given to callers."""
-
-    path: str
-    identity: BlobIdentity
-    times: Times
-    value: Callable[[], Any]
 
 
 class BlobTier:
@@ -143,12 +116,10 @@ class BlobTier:
             raise ConfigError(f"blob tier: max_bytes: {error}") from error
         self._folder = BlobFolder(Path(folder).absolute(), size)
         self._clock = SYSTEM_CLOCK if clock is None else clock
-        self._verify = verify
-        self._open: OrderedDict[bytes, _Open] = OrderedDict()
-        self._verified: OrderedDict[BlobIdentity, int] = OrderedDict()
+        self._maps = BlobMaps(verify)
         self._refused: set[BlobIdentity] = set()
         self._refused_until_ns = -1
-        self._tended_ns = self._clock.now_ns()
+        self._tended_ns = self._touched_from_ns = self._clock.now_ns()
         self._is_closed = False
         self.restart_after_fork()
         restart_in_children(self)
@@ -165,6 +136,7 @@ class BlobTier:
         self._last_error = ""
         self._seldom = Seldom()
         self._folder.close_in_child()
+        self._maps.restart_after_fork()
 
     # -- keeping ----------------------------------------------------------------------------------
 
@@ -195,23 +167,23 @@ class BlobTier:
             PayloadError: the payload is nothing that can be kept, such as objects.
             ConfigError: `ttl` is no duration.
         """
-        name = _bytes_of(key)
-        path = self._folder.path_of(name)
+        raw = _bytes_of(key)
+        path = self._folder.path_of(raw)
         times = Times.starting_now(self._clock, _ttl_ns(ttl), deadline_ns)
         is_kept = False
         try:
             # a table is written to be measured: `times` are from before that
-            is_kept = self._put(name, path, times, payload_of(payload))
+            is_kept = self._put(raw, path, times, payload_of(payload))
         except PayloadError:
             raise
         except Exception as error:  # noqa: BLE001 - the border: the caller has its payload
             self._note("errors", error)
         if not is_kept:
-            self._drop(name, path)
+            self._drop(raw, path)
         return is_kept
 
-    def _put(self, name: bytes, path: str, times: Times, payload: Payload) -> bool:
-        head = Head(payload.kind, payload.dtype, payload.shape, name, times, payload.size)
+    def _put(self, raw: bytes, path: str, times: Times, payload: Payload) -> bool:
+        head = Head(payload.kind, payload.dtype, payload.shape, raw, times, payload.size)
         if self._is_closed or times.expires_ns <= times.created_ns:
             return False
         if head.data_at + payload.size > self._folder.max_bytes:
@@ -236,115 +208,57 @@ class BlobTier:
             A read-only numpy array, a read-only memoryview of bytes, or a pyarrow Table, as it was
             put (a RecordBatch comes back as a Table).
         """
-        name = _bytes_of(key)
+        raw = _bytes_of(key)
         try:
-            value = None if self._is_closed else self._find(name)
+            value = None if self._is_closed else self._find(raw)
         except FileNotFoundError:
             value = None
-            self._let_go(name)
+            self._maps.let_go(raw)
         except BlobRejected as error:
             value = None
-            self._reject(name, error)
+            self._reject(raw, error)
         except Exception as error:  # noqa: BLE001 - the border: a fault of a cache is a miss
             value = None
             self._note("errors", error)
-        with self._lock:
-            self._counts["misses" if value is None else "hits"] += 1
-            if value is not None and name in self._open:
-                self._open.move_to_end(name)
+        self._count("misses" if value is None else "hits")
         return value
 
-    def _find(self, name: bytes) -> Any:
-        opened = self._open.get(name)
-        path = self._folder.path_of(name) if opened is None else opened.path
-        # `get` follows every change of the file at once: this is all that it costs
+    def _find(self, key: bytes) -> Any:
+        known = self._maps.known(key)
+        path = self._folder.path_of(key) if known is None else known.path
+        # so every change of the file is followed at once: most of what a `get` costs
         status = os.lstat(path)
-        if (
-            opened is None
-            or opened.identity != identity_of(status)
-            or self._verify == "always"  # reads it again
-        ):
-            opened = self._map(name, path)
+        if known is None or not self._maps.is_current(known, status):
+            known = self._maps.open(key, path)
         now_ns, wall_ns = self._clock.now_ns(), self._clock.wall_ns()
-        times = opened.times
-        if times.has_expired(now_ns, wall_ns) or times.is_ahead(now_ns, wall_ns):
+        times = known.times
+        if times.has_expired(now_ns, wall_ns):
             self._count("expired")
-            self._let_go(name)
-            if times.has_expired(now_ns, wall_ns):  # else the clock may be put right again
-                with suppress(OSError):
-                    self._folder.remove(path)
+            self._maps.let_go(key)
+            with suppress(OSError):
+                self._folder.remove(path)
             return None
-        if self._is_refused(opened):
+        if times.is_ahead(now_ns, wall_ns):  # not removed: the clock may be put right again
+            self._count("expired")
             return None
-        if abs(wall_ns - status.st_atime_ns) >= _TOUCH_NS:
-            self._touch(path, opened.identity, wall_ns)
+        if self._is_refused(known):
+            return None
+        if abs(wall_ns - status.st_atime_ns) >= _TOUCH_NS and now_ns >= self._touched_from_ns:
+            self._touch(known, now_ns, wall_ns)
         if now_ns - self._tended_ns >= _TEND_NS:
             self._tend(now_ns)
-        return opened.value()
+        return known.value()
 
-    def _map(self, name: bytes, path: str) -> _Open:
-        """Open, verify and map a file.
-
-        Raises:
-            BlobRejected: it is not what its name says.
-            OSError: it cannot be read.
-        """
-        with open_blob(path) as fd:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise BlobRejected("what has the name of a blob is no file", is_damaged=False)
-            if status.st_uid != os.geteuid():
-                raise BlobRejected(
-                    f"a blob belongs to user {status.st_uid}, this process to {os.geteuid()}: give "
-                    "each user a folder",
-                    is_damaged=False,
-                )
-            head = Head.read(fd, status.st_size)
-            if head.key != name:
-                raise BlobRejected("a blob holds another key than its name says", is_damaged=False)
-            identity = identity_of(status)
-            self._verify_payload(fd, head, identity)
-            data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-        opened = _Open(path, identity, head.times, reader_of(head, data))
-        with self._lock:
-            self._open[name] = opened
-            self._open.move_to_end(name)
-            if len(self._open) > _OPEN_MAX:
-                self._open.popitem(last=False)
-        return opened
-
-    def _verify_payload(self, fd: int, head: Head, identity: BlobIdentity) -> None:
-        if self._verify == "never" and head.times.is_of_this_boot:
-            return
-        if self._verify != "always" and self._verified.get(identity) == head.crc:
-            return
-        if crc_of(fd, head) != head.payload_crc:
-            raise BlobRejected("the payload of a blob is damaged")
-        with self._lock:
-            self._verified[identity] = head.crc
-            if len(self._verified) > _VERIFIED_MAX:
-                self._verified.popitem(last=False)
-
-    def _touch(self, path: str, identity: BlobIdentity, wall_ns: int) -> None:
+    def _touch(self, used: MappedBlob, now_ns: int, wall_ns: int) -> None:
         try:
-            self._folder.touch(path, identity, wall_ns)
-        except OSError as error:  # the value is good all the same
+            self._folder.touch(used.path, used.identity, wall_ns)
+        except OSError as error:  # the value is good all the same; a mount may be read-only
+            self._touched_from_ns = now_ns + _TOUCH_NS
             self._note("errors", error)
 
     def _tend(self, now_ns: int) -> None:
-        """Let go of maps whose files were removed or replaced: they hold on to disk space."""
         self._tended_ns = now_ns
-        with self._lock:
-            held = list(self._open.items())
-        for name, opened in held:
-            try:
-                is_current = identity_of(os.lstat(opened.path)) == opened.identity
-            except OSError:
-                is_current = False
-            if not is_current:
-                with self._lock:
-                    if self._open.get(name) is opened:
-                        del self._open[name]
+        self._maps.let_go_of_removed()
 
     # -- removing ---------------------------------------------------------------------------------
 
@@ -353,14 +267,13 @@ class BlobTier:
 
         Where the file system does not let it be removed, this process does not serve it any more.
         """
-        name = _bytes_of(key)
-        return self._drop(name, self._folder.path_of(name))
+        raw = _bytes_of(key)
+        return self._drop(raw, self._folder.path_of(raw))
 
     def clear(self) -> int:
         """Remove all payloads, those of other processes too; how many there were."""
         removed = 0
-        with self._lock:
-            self._open.clear()
+        self._maps.clear()
         try:
             for file in self._folder.listing().files:
                 removed += self._folder.remove(file.path)
@@ -369,12 +282,8 @@ class BlobTier:
             self._refused_until_ns = self._clock.now_ns()
         return removed
 
-    def _let_go(self, name: bytes) -> None:
-        with self._lock:
-            self._open.pop(name, None)
-
-    def _drop(self, name: bytes, path: str) -> bool:
-        self._let_go(name)
+    def _drop(self, raw: bytes, path: str) -> bool:
+        self._maps.let_go(raw)
         try:
             return self._folder.remove(path)
         except OSError as error:
@@ -397,27 +306,22 @@ class BlobTier:
                     self._refused_until_ns = self._clock.now_ns()
         self._note("errors", error)
 
-    def _is_refused(self, opened: _Open) -> bool:
-        if opened.identity in self._refused:
+    def _is_refused(self, known: MappedBlob) -> bool:
+        if known.identity in self._refused:
             return True
-        if self._refused_until_ns < 0:
-            return False
-        times = opened.times
-        return not times.is_of_this_boot or times.created_ns <= self._refused_until_ns
+        return known.times.created_ns <= self._refused_until_ns
 
-    def _reject(self, name: bytes, error: BlobRejected) -> None:
+    def _reject(self, raw: bytes, error: BlobRejected) -> None:
         self._note("rejected", error)
-        self._let_go(name)
+        self._maps.let_go(raw)
         if error.is_damaged:  # of use to nobody, and not to be verified again at the next `get`
             with suppress(OSError):
-                self._folder.remove(self._folder.path_of(name))
+                self._folder.remove(self._folder.path_of(raw))
 
     def close(self) -> None:
         """Let go of the maps and keep nothing any more; what callers hold stays valid."""
         self._is_closed = True
-        with self._lock:
-            self._open.clear()
-            self._verified.clear()
+        self._maps.clear()
 
     # -- counts -----------------------------------------------------------------------------------
 
