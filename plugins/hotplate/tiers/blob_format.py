@@ -37,6 +37,7 @@ _ALIGNED: Final = 64  # as Arrow wants its buffers, and no dtype asks for more
 _FIXED: Final = struct.Struct("<8sIHBBIIHxxQqqqq16sI")
 _CRC_AT: Final = len(_MAGIC)
 _CRC_END: Final = _CRC_AT + 4
+_NEVER: Final = (1 << 63) - 1  # the largest that fits; in ns since 1970 the year 2262
 _FIRST_READ: Final = 4_096  # most heads: one read
 _PIECE: Final = 1 << 20  # summed while it is still in the processor's cache
 
@@ -92,13 +93,12 @@ class Times:
     def starting_now(cls, clock: Clock, ttl_ns: int, deadline_ns: int | None) -> Times:
         """From now for `ttl_ns`, but not beyond `deadline_ns` of `clock.now_ns()`."""
         now_ns, wall_ns = clock.now_ns(), clock.wall_ns()
-        expires_ns = min(NO_LIMIT_NS, now_ns + ttl_ns)
+        expires_ns = _NEVER if ttl_ns >= NO_LIMIT_NS else now_ns + ttl_ns
         if deadline_ns is not None:
             # one of long ago is as good as one of just now, and fits into its field
             expires_ns = min(expires_ns, max(deadline_ns, now_ns))
-        left_ns = expires_ns - now_ns
-        is_endless = expires_ns == NO_LIMIT_NS
-        expires_wall_ns = NO_LIMIT_NS if is_endless else min(NO_LIMIT_NS, wall_ns + left_ns)
+        # an endless one is beyond what fits
+        expires_wall_ns = min(_NEVER, wall_ns + expires_ns - now_ns)
         return cls(now_ns, expires_ns, wall_ns, expires_wall_ns, _boot())
 
     @property
@@ -110,7 +110,7 @@ class Times:
         """As this boot of the machine sees them: of another boot only the wall clock's hold."""
         if self.is_of_this_boot:
             return self
-        return Times(0, NO_LIMIT_NS, self.created_wall_ns, self.expires_wall_ns, self.boot)
+        return Times(0, _NEVER, self.created_wall_ns, self.expires_wall_ns, self.boot)
 
     def has_expired(self, now_ns: int, wall_ns: int) -> bool:
         """Whether the time is over; ask what `here` returned."""
