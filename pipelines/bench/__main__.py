@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from pipelines.bench.blobs import blobs
 from pipelines.bench.cases import CASES, traces
 from pipelines.bench.fleet import fleet
 from pipelines.bench.line import Line
@@ -65,7 +66,7 @@ def main(
     is_short = trace_limit is not None
     cases = [case for case in CASES if only in case.__name__]
     with Progress(console=console, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task("starting the server, writing entities", total=len(cases) + 8)
+        task = progress.add_task("starting the server, writing entities", total=len(cases) + 9)
         with open_shop(entities) as shop:
             for case in cases:
                 progress.update(task, description=(case.__doc__ or "").strip().splitlines()[0])
@@ -98,6 +99,10 @@ def main(
         if only in "outputs":
             progress.update(task, description=(outputs.__doc__ or "").strip().splitlines()[0])
             lines += outputs(rounds, is_short=is_short)
+        progress.advance(task)
+        if only in "blobs":
+            progress.update(task, description=(blobs.__doc__ or "").strip().splitlines()[0])
+            lines += blobs(rounds, is_short=is_short)
         progress.advance(task)
         if only in "windowed":
             progress.update(task, description="windows against plain rows of as many features")
