@@ -173,7 +173,9 @@ def test_a_table_comes_back_as_it_was(chunks: list[Any], start: int) -> None:
         assert tier.put("k", table), tier.stats()
         got = tier.get("k")
         got.validate(full=True)
-        assert got.equals(table, check_metadata=True)
+        # not `equals`: chunks whose dictionaries differ come back with one for all of them
+        assert got.schema.equals(table.schema, check_metadata=True)
+        assert got.to_pydict() == table.to_pydict()
 
 
 def test_a_record_batch_comes_back_as_a_table(tier: BlobTier) -> None:
