@@ -99,7 +99,9 @@ def test_as_many_attempts_as_there_are_waiters_up_to_a_bound(bench: Bench) -> No
             assert bench.begun.acquire(timeout=30)
         assert not bench.begun.acquire(timeout=0.05)
         bench.may_end.release(100)
-        assert sorted(one.result(30) for one in waiting) == [0, 1, 2, 3, 4]
+        given = [one.result(30) for one in waiting]
+        assert len(set(given)) == 5
+        assert max(given) < 5 + 3  # an attempt may end when nobody waits for it any more
 
 
 def test_no_thread_to_be_had(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

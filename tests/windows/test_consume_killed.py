@@ -120,7 +120,10 @@ def test_killed_consumers_lose_and_repeat_nothing(
 
 def is_done(shop: Following) -> bool:
     """Whether everything was handed out and is finished."""
-    group = shop.client.xinfo_groups(shop.stream)[0]
+    groups = shop.client.xinfo_groups(shop.stream)
+    if not groups:  # no consumer has come so far as to make it
+        return False
+    group = groups[0]
     newest = shop.client.xinfo_stream(shop.stream)["last-generated-id"]
     return bool(group["pending"] == 0 and group["last-delivered-id"] == newest)
 
