@@ -47,6 +47,7 @@ from hotplate.tiers.entries import (
     project_prefix,
     read_name,
 )
+from hotplate.tiers.shared import tie_of
 
 __all__ = ["Limits", "Progress", "Purge"]
 
@@ -122,7 +123,8 @@ class Purge:
         file: CursorFile,
     ) -> None:
         server = server_of(runtime.settings.shared)
-        if server is None or runtime.shared() is None:
+        shared = runtime.shared()
+        if server is None or shared is None:
             raise ConfigError("there is no shared tier to purge: online_store.shared names none")
         self._runtime = runtime
         self._server = server
@@ -130,6 +132,7 @@ class Purge:
         self._limits = limits
         self._file = file
         self._pool = Pool(server, _TIMEOUT_S)
+        self._has_ties = shared.has_ties
         self._prefix = project_prefix(runtime.project)
         self._home = generations_of(runtime.project)
         self._current = {runtime.identity(table).version: table for table in tables}
@@ -285,6 +288,8 @@ class Purge:
                 pace.take(len(part))
             try:
                 self._position.removed += self._pool.unlink(part)
+                if self._has_ties:
+                    self._pool.unlink([tie_of(key) for key in part])
             finally:  # also when stopped: what is gone is not found, and not told, another time
                 self._tell([name for key in part if (name := names.get(key)) is not None])
             yield

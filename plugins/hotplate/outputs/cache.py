@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import random
 import threading
 import time
@@ -45,6 +46,7 @@ from hotplate.outputs.run import Run
 from hotplate.outputs.scored import ONE_HIT, Inputs, InputsOf, Scored, Values
 from hotplate.outputs.stats import OutputStats
 from hotplate.tiers.outputs import Kept, OutputTier
+from hotplate.tiers.shared_outputs import SharedOutputs
 
 __all__ = ["Inputs", "InputsOf", "OutputCache", "Scored"]
 
@@ -62,6 +64,7 @@ class OutputCache:
         inputs_of: where features come from, so that outputs end with them.
         join: makes the tier hear of invalidations.
         clock: where ages come from.
+        shared: what other processes computed, or None.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class OutputCache:
         inputs_of: InputsOf | None = None,
         join: Callable[[OutputTier], None] = lambda tier: None,
         clock: Clock | None = None,
+        shared: SharedOutputs | None = None,
     ) -> None:
+        self._shared = shared
         self.name, self.version, self.inputs = name, version, inputs
         self.policy = policy or OutputPolicy()
         self.clock = clock or SystemClock()
@@ -130,7 +135,7 @@ class OutputCache:
 
     def switch_on(self) -> None:
         """Let the cache answer again after it has switched itself off; it begins empty."""
-        self._tier.clear()
+        self.clear()
         with self._lock:
             self._off = ""
             for name in ("shadow_compared", "shadow_differed"):
@@ -140,12 +145,14 @@ class OutputCache:
         """Answer nothing from the cache until `switch_on`."""
         with self._lock:
             self._off = why
-        self._tier.clear()
+        self.clear()
         _log.error("%s: the cache is off: %s", self._shown, why)
 
     def clear(self) -> None:
-        """Forget all outputs, and refuse those that are being computed."""
+        """Forget all outputs, those of other processes too, and refuse what is being computed."""
         self._tier.clear()
+        if self._shared is not None:
+            self._shared.forget()
 
     # -- scoring ----------------------------------------------------------------------------------
 
@@ -184,7 +191,10 @@ class OutputCache:
         self, batch: Any, predict: Callable[[Any], Any], *, features: Any = None
     ) -> Scored:
         """The same on an event loop: `predict` is a coroutine function, or is run on a thread."""
-        run = Run(self, batch, features)
+        if self._shared is None:
+            run = Run(self, batch, features)
+        else:  # which waits for a server
+            run = await asyncio.to_thread(Run, self, batch, features)
         if run.wanted is not None:
             with self._counting_errors():
                 began_s = time.perf_counter()
@@ -193,7 +203,10 @@ class OutputCache:
                 else:
                     answered = await asyncio.to_thread(predict, run.wanted)
                 run.model_s = time.perf_counter() - began_s
-                run.take(answered)
+                if self._shared is None:
+                    run.take(answered)
+                else:
+                    await asyncio.to_thread(run.take, answered)
         return run.answer()
 
     @contextmanager
@@ -308,6 +321,22 @@ class OutputCache:
     def _as_scores(values: Values) -> npt.NDArray[np.float64]:
         return np.asarray(values, np.float64).reshape(len(values), -1)
 
+    def _form_of(self) -> bytes:
+        """The form of an output, as it stands in the shared tier."""
+        assert self._form is not None
+        dtype, shape = self._form
+        return f"{dtype.str}:{','.join(map(str, shape))}".encode()
+
+    def _has_form(self, form: bytes, value: bytes) -> bool:
+        """Whether an output of another process is of the form that those of this one have."""
+        said, _, sizes = form.decode().partition(":")
+        found = np.dtype(said), tuple(int(one) for one in sizes.split(",") if one)
+        if len(value) != found[0].itemsize * math.prod(found[1]):
+            return False
+        if self._form is None:
+            self._form = found
+        return self._form == found
+
     def _checked(self, given: Any, count: int) -> Values:
         """What the model answered, if it is of the shape that it must be."""
         values = np.asarray(given)
@@ -321,7 +350,7 @@ class OutputCache:
             self._form = form
         if form != self._form:
             before, now = (f"{kind} {shape}" for kind, shape in (self._form, form))
-            self._tier.clear()  # of which model they are, who knows
+            self.clear()  # of which model they are, who knows
             raise self._wrong(
                 f"answered rows of {now}, and of {before} before",
                 "One version of a model has one form of output.",

@@ -37,6 +37,8 @@ class OutputPolicy:
         shadow_limit: share of compared hits that may differ before the cache of this model switches
             itself off.
         shadow_least: compared hits before that is judged.
+        shared: whether outputs are kept in the shared tier, too, for other processes; for a model
+            whose features all come from views that are there (windows are not).
         family: columns of the batch, or a function of it that returns a label a row, by which hits
             are told apart (see `OutputCache.families`); few-valued, and none that tells who it is.
         family_pays: hit rate under which a family is bypassed; found out by the time that looking
@@ -57,6 +59,7 @@ class OutputPolicy:
     shadow_decimals: int | None = 4
     shadow_limit: str | float = 0.001
     shadow_least: int = 200
+    shared: bool = False
     family: str | Sequence[str] | Callable[[Any], Any] | None = None
     family_pays: str | float | None = None
     family_least: int = 2_000

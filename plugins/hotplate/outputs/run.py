@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from hotplate.durations import NO_LIMIT_NS
+from hotplate.keys import Key
 from hotplate.outputs.batch import Batch
 from hotplate.outputs.errors import OutputError
 from hotplate.outputs.families import Members
@@ -29,6 +31,7 @@ from hotplate.outputs.scored import (
     Values,
 )
 from hotplate.tiers.outputs import Kept
+from hotplate.tiers.shared_outputs import OutputSlot
 
 if TYPE_CHECKING:
     from hotplate.outputs.cache import OutputCache
@@ -85,6 +88,7 @@ class Run:
         self._era = cache._tier.versions(())
         self._judge(None, np.arange(count))
         self._found: dict[int, Kept] = {}
+        self._slots: dict[int, OutputSlot] = {}
         if cache._off:
             self._codes[self._codes == MISS] = OFF
         else:
@@ -165,6 +169,7 @@ class Run:
                 codes[row] = CUT
             else:
                 found[row] = kept
+        came = self._look_shared()
         if found:
             rows = list(found)
             if cache._rules.has_score:
@@ -174,6 +179,56 @@ class Run:
                     if codes[row] >= RULE:
                         del found[row]
             codes[list(found)] = HIT
+        if came:
+            items: list[Any] = [
+                (keys[row], *found[row][:2], on, is_heard, versions)
+                for row, (on, is_heard, versions) in came.items()
+                if row in found
+            ]
+            cache._tier.put(items)
+            with cache._lock:
+                cache._counts["from shared"] += len(items)
+
+    def _look_shared(self) -> dict[int, tuple[tuple[Key, ...], bool, tuple[int, ...]]]:
+        """Find in the shared tier what is not in memory.
+
+        Returns:
+            By row what is needed to keep it in memory: what it hangs on, whether it may be served
+            only while the channel is whole, and the versions of its ties.
+        """
+        cache, shared, inputs = self._cache, self._cache._shared, self._inputs
+        if shared is None or self._lacks_features or (inputs is not None and inputs.views is None):
+            return {}
+        lease = inputs.lease if inputs is not None else None
+        if lease is not None and (not lease.is_valid(self._now_ns) or lease.unheard[0]):
+            return {}
+        rows = [
+            row
+            for row in np.flatnonzero(self._codes < RULE).tolist()
+            if row not in self._found and self._keys[row]
+        ]
+        if not rows:
+            return {}
+        ons = {row: inputs.keys[row] if inputs is not None else () for row in rows}
+        # before it is asked whether the rows are there, see the tier
+        versions = {row: cache._tier.versions(on) for row, on in ons.items()}
+        views = inputs.views if inputs is not None and inputs.views is not None else ()
+        asked = [(self._keys[row], list(zip(views, ons[row], strict=True))) for row in rows]
+        is_heard = lease is not None
+        now_ns = cache.clock.now_ns()
+        came = {}
+        for row, one in zip(rows, shared.look(asked), strict=True):
+            if one.slot is not None:
+                self._slots[row] = one.slot
+            if one.value is None or (inputs is not None and not inputs.are_there(row)):
+                continue
+            deadline_ns = now_ns + one.left_ns
+            if inputs is not None:
+                deadline_ns = min(deadline_ns, inputs.deadlines_ns[row])
+            if deadline_ns > now_ns and cache._has_form(one.form, one.value):
+                self._found[row] = (one.value, deadline_ns, (), (), is_heard)
+                came[row] = (ons[row], is_heard, versions[row])
+        return came
 
     def _plan(self) -> None:
         """What the model is asked for: each of the rows that are alike once, if it may be kept."""
@@ -273,8 +328,12 @@ class Run:
             own = [keys[rows[at]] for at in places]
             refused = cache._tier.put_untied(own, raw, deadlines, self._era[0])
             self._count_kept(len(own), refused)
+            if not refused:
+                lying = zip((rows[at] for at in places), raw, deadlines, strict=True)
+                self._share(list(lying))
             return
         items: list[Any] = []
+        sharing: list[tuple[int, bytes, int]] = []
         is_heard = inputs.lease is not None
         for at in places:
             row = rows[at]
@@ -283,7 +342,20 @@ class Run:
             if versions is not None and deadline_ns > now_ns:
                 on = inputs.keys[row]
                 items.append((keys[row], raw[at], deadline_ns, on, is_heard, versions))
+                sharing.append((row, raw[at], deadline_ns))
         self._count_kept(len(items), cache._tier.put(items))
+        self._share(sharing)
+
+    def _share(self, items: Sequence[tuple[int, bytes, int]]) -> None:
+        """Let other processes have outputs: (row, output, deadline)."""
+        cache = self._cache
+        if cache._shared is not None and self._slots:
+            form = cache._form_of()
+            cache._shared.put(
+                (self._slots[row], form, value, deadline_ns)
+                for row, value, deadline_ns in items
+                if row in self._slots
+            )
 
     def _count_kept(self, wanted: int, refused: int) -> None:
         with self._cache._lock:

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hotplate.contracts import Lease
+from hotplate.contracts import Lease, View
 from hotplate.keys import Key
 
 __all__ = [
@@ -49,12 +49,14 @@ class Inputs:
         deadlines_ns: for each row when the first of its features may no longer be served.
         are_there: for each row whether all of them are still what the cache holds.
         lease: under which they may be served; None where nothing else than age bounds them.
+        views: for each entity of a row the view; None where one of them may not be shared.
     """
 
     keys: Sequence[tuple[Key, ...]]
     deadlines_ns: Sequence[int]
     are_there: Callable[[int], bool]
     lease: Lease | None = None
+    views: Sequence[View] | None = None
 
 
 class InputsOf(Protocol):

@@ -18,6 +18,7 @@ from hotplate.outputs.policy import OutputPolicy
 from hotplate.serving.plan import PlanGroup
 from hotplate.serving.reader import MatrixAnswer
 from hotplate.serving.response import CachedResponse
+from hotplate.tiers.shared_outputs import SharedOutputs
 
 if TYPE_CHECKING:
     from hotplate.serving.runtime import Runtime
@@ -39,6 +40,7 @@ def inputs_of(runtime: Runtime, features: Any, count: int) -> Inputs:
     answers = features if isinstance(features, (list, tuple)) else [features]
     parts = [part for answer in answers for part in _parts(answer, count)]
     keys = [part[1] for part in parts]
+    views = [group.view for group, _, _ in parts]
     rows = [part[2] for part in parts]
     deadlines = [[_deadline_ns(group, row) for row in of_group] for group, _, of_group in parts]
     lease = next((lease for group, _, _ in parts if (lease := _lease(group)) is not None), None)
@@ -55,6 +57,7 @@ def inputs_of(runtime: Runtime, features: Any, count: int) -> Inputs:
         [min(of_row) for of_row in zip(*deadlines, strict=True)],
         are_there,
         lease,
+        views if all(view.is_shareable for view in views) else None,
     )
 
 
@@ -126,6 +129,7 @@ class Outputs:
         found = self._made.get(name)
         if found is None:
             runtime = self._runtime
+            shared = self._shared(model, name[1:], policy) if policy.shared else None
             made = OutputCache(
                 model,
                 version,
@@ -134,9 +138,29 @@ class Outputs:
                 inputs_of=partial(inputs_of, runtime),
                 join=partial(runtime.domain.join, is_dependent=True),
                 clock=runtime.clock,
+                shared=shared,
             )
             found = self._made.setdefault(name, made)
         return found
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether the deployment keeps outputs of any model in the shared tier."""
+        return any(policy.shared for policy in self._policies.values())
+
+    def _shared(self, model: str, identity: tuple[str, ...], policy: OutputPolicy) -> SharedOutputs:
+        tier = self._runtime.shared()
+        if tier is None:
+            raise ConfigError(
+                f"outputs of model {model!r}: shared, and the deployment has no shared tier: write "
+                "online_store.shared (with tier: true where the wrapped store is Redis)"
+            )
+        if not self.are_shared:
+            raise ConfigError(
+                f"outputs of model {model!r}: shared in code alone. Write it under "
+                "online_store.outputs: whoever invalidates features must know of it, too"
+            )
+        return SharedOutputs(tier, model, identity, policy.ttl_ns)
 
 
 def output_policies(settings: Mapping[str, Any]) -> dict[str, OutputPolicy]:

@@ -264,6 +264,7 @@ class Runtime:
                         settings.timeout / 1e9, settings.lease / 1e9, settings.max_row_bytes
                     )
                     made = SharedTier(server, self.project, bounds, self.clock)
+                    made.has_ties = self.outputs.are_shared
             self._shared.setdefault("made", made)  # one for all threads, without a lock
         return self._shared["made"]
 

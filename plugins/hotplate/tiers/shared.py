@@ -47,7 +47,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -78,7 +78,7 @@ from hotplate.tiers.entries import (
 )
 from hotplate.tiers.scripts import FILL, RELEASE, USED_IN_SCRIPTS, script, whole
 
-__all__ = ["SharedBounds", "SharedTier"]
+__all__ = ["Moment", "SharedBounds", "SharedTier", "tie_of"]
 
 _CLOCKS: Final = struct.Struct(">QQ")
 _CLOCKS_AT: Final = BODY_AT - _CLOCKS.size
@@ -87,6 +87,7 @@ _STAMP_BYTES: Final = 8
 _LONGEST_MS: Final = 24 * 3_600_000
 _BATCH: Final = 500
 _HEADS_MAX: Final = 1_024
+_ROW_PREFIX_LEN: Final = len(b"hotplate:row:")
 _BUSY: Final = Found(is_busy=True)
 _FULL: Final = ("OOM", "MISCONF")
 _log = logging.getLogger("hotplate.shared")
@@ -126,10 +127,12 @@ class SharedTier:
         self._clock = clock
         self._breaker = Breaker(self._recover)
         self._pool = Pool(server, bounds.timeout_s, self._admit, self._breaker.failed)
-        self._project = project
+        self.project = project
+        self.has_ties = False
+        """Whether model outputs hang on the rows: what forgets a row forgets its tie, too."""
         self._generations_at = generations_of(project)
         self._places: dict[View, _Place] = {}
-        self._heads: dict[tuple[View, ...], Packed] = {}
+        self._heads: dict[tuple[bytes, ...], Packed] = {}
         self._debts = Debts(EVERY_VIEW)
         self.rejected = self.too_large = self.refused = self.errors = 0
         self._lease_ms = max(1, int(bounds.lease_s * 1000))
@@ -160,11 +163,19 @@ class SharedTier:
         if place is None:
             identity = view.identity
             place = self._places[view] = _Place(
-                prefix_of(self._project, identity.version, identity.shape),
+                prefix_of(self.project, identity.version, identity.shape),
                 identity.view.encode(),
                 fingerprint_of(identity),
             )
         return place
+
+    def field_of(self, view: View) -> bytes:
+        """The field of a view among the generations."""
+        return self._place(view).field
+
+    def tie(self, view: View, key: Key) -> bytes:
+        """The key that outputs hang on which a row goes into."""
+        return tie_of(self._place(view).prefix + _entity(key))
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -183,7 +194,7 @@ class SharedTier:
                 return self._look(asked)
             return [Found()] * len(asked)
         except (ServerError, TypeError, ValueError) as error:  # the latter: a garbled answer
-            self._failed(error)
+            self.failed(error)
             return [Found()] * len(asked)
 
     def _look(self, asked: Sequence[tuple[View, Key]]) -> list[Found]:
@@ -194,19 +205,13 @@ class SharedTier:
             place = places.get(view)
             if place is None:
                 place = places[view] = self._places.get(view) or self._place(view)
-            if type(key) is int:
-                keys.append(place.prefix + b"%d" % integer_of(key))
-            else:
-                keys.append(place.prefix + entity_of(key[1:]))  # type: ignore[index]
-        now_ns, wall_us = self._clock.now_ns(), self._clock.wall_ns() // 1_000
-        (seconds, micros), known, *entries = self._pool.ask_keys(self._head(places), keys)
-        if None in known:
-            known = self._begin([EVERY_VIEW, *(place.field for place in places.values())])
-        server_us = int(seconds) * 1_000_000 + int(micros)
-        every, clocks = known[0], _CLOCKS.pack(server_us, wall_us)
+            keys.append(place.prefix + _entity(key))
+        fields = tuple([place.field for place in places.values()])
+        (server_us, wall_us, now_ns, generations), entries = self.read(fields, keys)
+        clocks = _CLOCKS.pack(server_us, wall_us)
         origins = {
-            view: place.fingerprint + every + generation + clocks
-            for (view, place), generation in zip(places.items(), known[1:], strict=True)
+            view: place.fingerprint + generation + clocks
+            for (view, place), generation in zip(places.items(), generations, strict=True)
         }
         found: list[Found] = []
         for (view, _), at, entry in zip(asked, keys, entries, strict=True):
@@ -223,17 +228,31 @@ class SharedTier:
             found.append(_found((row, _slot((at, entry, origin)), False)))
         return found
 
-    def _head(self, places: Mapping[View, _Place]) -> Packed:
-        """What is asked before the entries of some views: the time, and their generations."""
-        views = tuple(places)
-        head = self._heads.get(views)
+    def read(
+        self, fields: tuple[bytes, ...], keys: Sequence[bytes]
+    ) -> tuple[Moment, list[bytes | None]]:
+        """The values of keys, with the time and the generations of fields, in one round trip.
+
+        Raises:
+            ServerError: the server does not answer.
+        """
+        now_ns, wall_us = self._clock.now_ns(), self._clock.wall_ns() // 1_000
+        (seconds, micros), known, *values = self._pool.ask_keys(self._head(fields), keys)
+        if None in known:
+            known = self._begin([EVERY_VIEW, *fields])
+        server_us = int(seconds) * 1_000_000 + int(micros)
+        every = known[0]
+        return Moment(server_us, wall_us, now_ns, [every + one for one in known[1:]]), values
+
+    def _head(self, fields: tuple[bytes, ...]) -> Packed:
+        """What is asked before values: the time, and generations."""
+        head = self._heads.get(fields)
         if head is None:
             home = self._generations_at
-            fields = (place.field for place in places.values())
             head = Packed(home, (b"TIME",), (b"HMGET", home, EVERY_VIEW, *fields))
             if len(self._heads) >= _HEADS_MAX:
                 self._heads.clear()
-            self._heads[views] = head
+            self._heads[fields] = head
         return head
 
     def claim(self, slots: Sequence[Any]) -> list[Found]:
@@ -244,7 +263,7 @@ class SharedTier:
         """
         token = LEASE + os.urandom(16)
         try:
-            replies = self._run(
+            replies = self.run(
                 [
                     script(FILL, slot.key, slot.seen, token, self._lease_ms)
                     if slot.seen is not None
@@ -259,7 +278,7 @@ class SharedTier:
         except ServerError as error:
             # where there is no room for a lease, what is there can still be read
             if not (isinstance(error, CommandRefused) and error.code in _FULL):
-                self._failed(error)
+                self.failed(error)
             return [Found()] * len(slots)
 
     def _claimed(self, slot: _Slot, token: bytes, reply: Any) -> Found:
@@ -328,24 +347,32 @@ class SharedTier:
             head = HEAD.pack(VERSION, zlib.crc32(rest, zlib.crc32(slot.key)))
             life_ms = min(_LONGEST_MS, max(1, life_ns // 1_000_000))
             commands.append(script(FILL, slot.key, slot.seen, head + rest, life_ms))
-        self._try(commands)
+        self.send(commands)
 
     def release(self, slots: Iterable[Any]) -> None:
         """Give leases back: the load failed, let another process try."""
-        self._try([script(RELEASE, slot.key, slot.seen) for slot in slots])
+        self.send([script(RELEASE, slot.key, slot.seen) for slot in slots])
 
-    def _try(self, commands: Sequence[Command]) -> None:
+    def send(self, commands: Sequence[Command]) -> None:
+        """Run commands whose failure is no more than a miss later."""
         if not commands or not self.is_usable:
             return
         try:
-            replies = self._run(commands)
+            replies = self.run(commands)
         except ServerError as error:
-            self._failed(error)
+            self.failed(error)
             return
         self.refused += sum(reply == 0 for reply in replies)
 
-    def _run(self, commands: Sequence[Command], wait_s: float | None = None) -> list[Any]:
-        """Run commands; scripts that the server does not know yet are sent whole."""
+    def run(self, commands: Sequence[Command], wait_s: float | None = None) -> list[Any]:
+        """Run commands; scripts that the server does not know yet are sent whole.
+
+        Returns:
+            A reply each; a `CommandRefused` where something of another type lies there.
+
+        Raises:
+            ServerError: the server does not answer, or refuses otherwise.
+        """
         replies = self._pool.ask(commands, wait_s)
         for index, reply in enumerate(replies):
             if isinstance(reply, CommandRefused):
@@ -380,7 +407,7 @@ class SharedTier:
         count = 0
         for start in range(0, len(keys), _BATCH):
             batch = keys[start : start + _BATCH]
-            replies = self._run([(key, ("EXISTS", key)) for key in batch], CONNECT_TIMEOUT_S)
+            replies = self.run([(key, ("EXISTS", key)) for key in batch], CONNECT_TIMEOUT_S)
             count += sum(map(int, replies))
         return count
 
@@ -392,7 +419,7 @@ class SharedTier:
         for shape, values in shaped:
             prefix = prefixes.get(shape)
             if prefix is None:
-                prefix = prefixes[shape] = prefix_of(self._project, version, shape)
+                prefix = prefixes[shape] = prefix_of(self.project, version, shape)
             keys.append(prefix + entity_of(values))
         return keys
 
@@ -403,6 +430,10 @@ class SharedTier:
     def forget_all(self) -> None:
         """The same for every view of the project."""
         self._forget((), [EVERY_VIEW])
+
+    def forget_fields(self, fields: Sequence[bytes]) -> None:
+        """The same for fields among the generations that are no views'."""
+        self._forget((), fields)
 
     def _forget(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> None:
         if self._owe_if_open(keys, fields):
@@ -421,7 +452,12 @@ class SharedTier:
             made = [(home, ("HSET", home, field, os.urandom(16))) for field in fields]
             self._pool.must(made, CONNECT_TIMEOUT_S)
         for start in range(0, len(keys), _BATCH):
-            self._pool.unlink(keys[start : start + _BATCH], CONNECT_TIMEOUT_S)
+            part = keys[start : start + _BATCH]
+            self._pool.unlink(self.with_ties(part), CONNECT_TIMEOUT_S)
+
+    def with_ties(self, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Keys of rows, and of what outputs hang on that they went into."""
+        return [*keys, *map(tie_of, keys)] if self.has_ties else keys
 
     def _owe_if_open(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> bool:
         if self.is_usable:
@@ -432,7 +468,8 @@ class SharedTier:
 
     # -- faults ---------------------------------------------------------------------------------
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Note a fault of the server, and leave it alone for a while."""
         self.errors += 1
         if not isinstance(error, NotConnectedYet):  # it may just be far away
             self._breaker.failed(error)
@@ -469,6 +506,21 @@ class SharedTier:
         self._pool.drop()
 
 
+class Moment(NamedTuple):
+    """When the server was read.
+
+    Attributes:
+        server_us: by its clock.
+        wall_us, now_ns: by this process's wall clock, and on the cache's clock.
+        generations: of each field that was asked for, with that of the project.
+    """
+
+    server_us: int
+    wall_us: int
+    now_ns: int
+    generations: list[bytes]
+
+
 class _Place(NamedTuple):
     """What the keys of a view begin with, its field among the generations, its fingerprint."""
 
@@ -483,6 +535,15 @@ class _Slot(NamedTuple):
     key: bytes
     seen: bytes | None
     origin: bytes
+
+
+def tie_of(row: bytes) -> bytes:
+    """The key that outputs hang on which a row goes into, by the key of the row."""
+    return b"hotplate:tie:" + row[_ROW_PREFIX_LEN:]
+
+
+def _entity(key: Key) -> bytes:
+    return b"%d" % integer_of(key) if isinstance(key, int) else entity_of(key[1:])
 
 
 def _is_whole(key: bytes, entry: bytes) -> bool:
