@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from hotplate.embedded import EmbeddedServer
 from pipelines.lab.cluster import Cluster, cluster
@@ -20,6 +22,10 @@ from .guarded import Guarded
 from .stores import Repo, missing, postgres_server
 
 _numbers = itertools.count()
+
+if not os.environ.get("CI"):  # where there is one, Hypothesis has a profile of its own
+    settings.register_profile("hotplate", deadline=None)  # how long it takes says nothing here
+    settings.load_profile("hotplate")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -182,6 +182,23 @@ def test_an_output_lives_no_longer_elsewhere(fleet: Fleet) -> None:
     assert fleet.join().ask((2, 2)) == ["miss"]
 
 
+def test_in_memory_it_lives_no_longer_than_the_features_here(fleet: Fleet) -> None:
+    """They may be older than those that it was computed from."""
+    late = fleet.join()
+    late.read((1, 1))  # to be served until 60 s
+    fleet.clock.advance(45)
+    other = fleet.join()
+    other.hot.invalidate("profile", {"user_id": 1})  # where coherence is `ttl`, others go on
+    other.hot.invalidate("risk", {"dealer_id": 1})
+    assert other.ask((1, 1)) == ["miss"]
+    fleet.clock.advance(5)
+    assert late.ask((1, 1)) == late.ask((1, 1)) == ["hit"]
+    assert late.outputs.stats()["from shared"] == 1
+    fleet.clock.advance(11)
+    assert late.ask((1, 1)) == ["hit"]
+    assert late.outputs.stats()["from shared"] == 2
+
+
 def test_a_stepped_wall_clock_makes_nothing_younger(fleet: Fleet) -> None:
     fleet.join().ask((1, 1))
     fleet.clock._wall_ns -= 3_600 * 10**9
@@ -227,7 +244,8 @@ def test_what_does_not_verify_is_a_miss(fleet: Fleet, client: Any) -> None:
     fleet.join().ask((1, 1))
     (at,) = client.keys("hotplate:output:*")
     entry = client.get(at)
-    fleet.join().ask((2, 2))
+    member = fleet.join()  # another input of the same entities: the same ties
+    member.outputs.score(np.array([[1.0, 7.0]]), member.model, features=member.read((1, 1)))
     (elsewhere,) = set(client.keys("hotplate:output:*")) - {at}
     flipped = (0, 2, 6, 22, 30, 38, 45, 47, len(entry) - 1)
     bad = [
