@@ -20,7 +20,7 @@ from hotplate.clock import FakeClock
 from hotplate.embedded import EmbeddedServer
 from hotplate.errors import ConfigError
 from hotplate.invalidation import local
-from hotplate.outputs import OutputCache, OutputPolicy
+from hotplate.outputs import InputSchema, OutputCache, OutputPolicy
 from pipelines.lab.cluster import Cluster
 from pipelines.lab.programs import redis_server, valkey_server
 from pipelines.lab.servers import frozen
@@ -349,3 +349,12 @@ def test_what_cannot_be_shared_is_said(tmp_path: Path, server: EmbeddedServer) -
     repo.apply(USER, repo.view("v", {"age": Int64}))
     with pytest.raises(ConfigError, match="shared in code alone"):
         repo.cache.outputs("fraud", "1", ["x"], OutputPolicy(**POLICY))
+
+
+@pytest.mark.parametrize("form", [b"<f9:", b"<f8:2", b"<f8:,,", b"<i8:1,1,1,1"])
+def test_a_form_that_does_not_fit_is_a_miss(form: bytes) -> None:
+    """What verifies may still come from something that is not this program."""
+    outputs = OutputCache("fraud", "1", InputSchema.of("x"))
+    outputs.score(np.array([[1.0]]), lambda rows: rows[:, 0])
+    assert outputs._has_form(b"<f8:", bytes(8))
+    assert outputs._has_form(form, bytes(8)) == (form == b"<f8:,,")

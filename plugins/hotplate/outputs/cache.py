@@ -330,7 +330,10 @@ class OutputCache:
     def _has_form(self, form: bytes, value: bytes) -> bool:
         """Whether an output of another process is of the form that those of this one have."""
         said, _, sizes = form.decode().partition(":")
-        found = np.dtype(said), tuple(int(one) for one in sizes.split(",") if one)
+        try:
+            found = np.dtype(said), tuple(int(one) for one in sizes.split(",") if one)
+        except TypeError:  # a width that numpy does not have
+            return False
         if len(value) != found[0].itemsize * math.prod(found[1]):
             return False
         if self._form is None:
