@@ -23,7 +23,7 @@ from hotplate.invalidation import local
 from hotplate.outputs import InputSchema, OutputCache, OutputPolicy
 from pipelines.lab.cluster import Cluster
 from pipelines.lab.programs import redis_server, valkey_server
-from pipelines.lab.servers import frozen
+from pipelines.lab.servers import frozen, out_of_memory
 
 from ..stores import USER, Repo
 
@@ -294,6 +294,17 @@ def test_a_server_that_freezes_is_left_alone(fleet: Fleet, server: EmbeddedServe
     with frozen(server):
         assert member.ask((2, 2)) == ["miss"]
         assert member.ask((1, 1), (2, 2)) == ["hit", "hit"]
+
+
+def test_a_full_server_is_read_but_not_written(fleet: Fleet, server: EmbeddedServer) -> None:
+    fleet.join().ask((1, 1))
+    member = fleet.join()
+    with out_of_memory(server):
+        assert member.ask((1, 1), (2, 2)) == ["hit", "miss"]
+        shared = member.hot.stats().shared
+        assert shared is not None
+        assert shared.is_usable
+    assert fleet.join().ask((2, 2)) == ["miss"]
 
 
 def test_outputs_of_every_form(fleet: Fleet) -> None:

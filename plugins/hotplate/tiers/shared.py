@@ -276,9 +276,7 @@ class SharedTier:
                 for slot, reply in zip(slots, replies, strict=True)
             ]
         except ServerError as error:
-            # where there is no room for a lease, what is there can still be read
-            if not (isinstance(error, CommandRefused) and error.code in _FULL):
-                self.failed(error)
+            self.failed_to_write(error)
             return [Found()] * len(slots)
 
     def _claimed(self, slot: _Slot, token: bytes, reply: Any) -> Found:
@@ -474,6 +472,11 @@ class SharedTier:
         if not isinstance(error, NotConnectedYet):  # it may just be far away
             self._breaker.failed(error)
         self._say("failed", "the shared tier does not answer, the source is read: %s", error)
+
+    def failed_to_write(self, error: Exception) -> None:
+        """The same, but where the server is only full: what is there can still be read."""
+        if not (isinstance(error, CommandRefused) and error.code in _FULL):
+            self.failed(error)
 
     def _recover(self) -> None:
         """Whether the server is back; the invalidations it missed come first."""

@@ -146,7 +146,13 @@ class SharedOutputs:
                 commands.append((tie, ("SET", tie, made, *unless, "GET", "PX", self._tie_ms)))
         if not commands:
             return
-        for (tie, command), reply in zip(commands, self._tier.run(commands), strict=True):
+        try:
+            replies = self._tier.run(commands)
+        except CommandRefused as refusal:
+            self._tier.failed_to_write(refusal)
+            nonces.update((tie, None) for tie, _ in commands)
+            return
+        for (tie, command), reply in zip(commands, replies, strict=True):
             if isinstance(reply, CommandRefused):  # something that is no string lies there
                 self.rejected += 1
                 nonces[tie] = None
@@ -194,7 +200,12 @@ class SharedOutputs:
             rest += form + value
             entry = struct.pack(">BI", _VERSION, _crc(slot, rest)) + rest
             commands.append((slot.at, ("SET", slot.at, entry, "PX", life_us // 1_000)))
-        self._tier.send(commands)
+        if not commands or not self._tier.is_usable:
+            return
+        try:
+            self._tier.run(commands)
+        except ServerError as error:
+            self._tier.failed_to_write(error)
 
     def forget(self) -> None:
         """Make every output of the model, here and in other processes, one of before."""
