@@ -84,7 +84,9 @@ def test_other_processes_forget_what_is_named(tmp_path: Path, shared: dict[str, 
     assert "1 entity of v (1 feature view: v); 1 entry in the shared tier now" in done.out
     assert "announced to 1 listening cache" in done.out
     await_(lambda: repo.cache.stats().channel.changes_heard == 1)
-    assert tiers(repo.hot, USERS) == [Tier.MEMORY, Tier.SOURCE] + [Tier.MEMORY] * 3
+    # not by reading: where a busy machine let the lease lapse, all of it is read from the source
+    assert len(repo.cache.runtime.engine.memory) == 4
+    assert tiers(repo.hot, USERS[1:2]) == [Tier.SOURCE]
     repo.cache.runtime.close()
 
 
