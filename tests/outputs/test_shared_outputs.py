@@ -239,6 +239,24 @@ def test_rules_are_judged_on_what_comes_from_elsewhere(tmp_path: Path, server: A
     assert fleet.join().ask(*pairs)[0] == "hit"
 
 
+def test_a_rule_joins_fields_and_scores_of_one_row(tmp_path: Path, server: Any) -> None:
+    """Also where one row is found in memory and another one in the shared tier."""
+    when = {"all": [{"field": "dealer", "is": 3}, {"score": {"above": 4}}]}
+    fleet = Fleet(
+        tmp_path,
+        {"connection_string": server.connection_string, "timeout": "2s"},
+        {**POLICY, "rules": [{"name": "large", "when": when}]},
+    )
+    first, other = fleet.join(), fleet.join()
+    first.outputs.score(
+        np.array([[3.0, 3.0]]), lambda ids: np.array([3.0]), features=first.read((3, 3))
+    )
+    other.ask((3, 2))
+    batch, answer = np.array([[3.0, 3.0], [3.0, 2.0]]), other.read((3, 3), (3, 2))
+    found = other.outputs.score(batch, other.model, features=answer)
+    assert found.why == ["hit", "hit"], "3.0 is not above 4, and 5.0 is of another dealer"
+
+
 def test_what_does_not_verify_is_a_miss(fleet: Fleet, client: Any) -> None:
     """Garbage, a flipped bit, another input's entry, a list: each is computed anew and replaced."""
     fleet.join().ask((1, 1))

@@ -171,7 +171,7 @@ class Run:
                 found[row] = kept
         came = self._look_shared()
         if found:
-            rows = list(found)
+            rows = sorted(found)  # as in the batch: those from elsewhere came last
             if cache._rules.has_score:
                 scores = cache._as_scores(cache._values([found[row][0] for row in rows]))
                 self._judge(scores, rows)
