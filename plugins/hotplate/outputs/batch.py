@@ -7,7 +7,7 @@ container.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,12 @@ import pyarrow as pa
 
 from hotplate.outputs.errors import OutputError
 
-__all__ = ["Batch", "batch_of"]
+__all__ = ["BESIDE", "Batch", "batch_of"]
 
 _Array: TypeAlias = npt.NDArray[Any]
 _Rows: TypeAlias = npt.NDArray[np.intp]
+BESIDE: Final = "Give it beside what the model reads."
+_GIVE: Final = "Give it, or a column of nulls where it is not known."
 
 
 class Batch:
@@ -43,7 +45,7 @@ class Batch:
         return self.given if isinstance(self.given, np.ndarray) else None
 
     @property
-    def may_lack(self) -> bool:
+    def _may_lack(self) -> bool:
         """Whether a name that is not there is a value that is missing: so it is in rows."""
         return self.is_single or isinstance(self.given, Sequence)
 
@@ -63,6 +65,23 @@ class Batch:
         if not any(name in row for row in given):
             return None
         return [row.get(name) for row in given]
+
+    def required(self, name: str, where: str = "input", fix: str = _GIVE) -> Any:
+        """A column; all missing where rows may lack the name.
+
+        Args:
+            name: of the column.
+            where, fix: for the error: what it is, and what to do.
+
+        Raises:
+            OutputError: there is none of that name.
+        """
+        found = self.column(name)
+        if found is not None:
+            return found
+        if self._may_lack:
+            return [None] * self.count
+        raise OutputError(where=f"{where} {name!r}", problem="is not among the columns", fix=fix)
 
     def rows(self, places: _Rows) -> Any:
         """Some rows, in the same container."""

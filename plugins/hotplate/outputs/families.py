@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from hotplate.outputs.batch import Batch
+from hotplate.outputs.batch import BESIDE, Batch
 from hotplate.outputs.errors import OutputError
 
 __all__ = ["Families", "Family", "FamilyStats", "Members"]
@@ -197,18 +197,7 @@ class Families:
                     fix="Return one for each row of the batch.",
                 )
             return labels
-        columns = []
-        for name in self._by:
-            values = batch.column(name)
-            if values is None:
-                if not batch.may_lack:
-                    raise OutputError(
-                        where=f"family {name!r}",
-                        problem="is not among the columns",
-                        fix="Give it beside what the model reads.",
-                    )
-                values = [None] * batch.count
-            columns.append(_objects(values))
+        columns = [_objects(batch.required(name, "family", BESIDE)) for name in self._by]
         if len(columns) == 1:
             return columns[0]
         joined = np.empty(batch.count, np.object_)

@@ -228,13 +228,7 @@ class InputSchema:
         codes = np.empty((batch.count, sum(field.width for field in self.fields)), np.int64)
         at = 0
         for field in self.fields:
-            values = batch.column(field.name)
-            if values is None and not batch.may_lack:
-                raise OutputError(
-                    where=f"input {field.name!r}",
-                    problem="is not among the columns",
-                    fix="Give it, or a column of nulls where it is not known.",
-                )
+            values = batch.required(field.name)
             codes[:, at : at + field.width] = field.codes(values, batch.count)
             at += field.width
         return codes

@@ -37,6 +37,7 @@ _ONNX_KINDS: Final[dict[str, tuple[Kind, Any]]] = {
     "tensor(bool)": ("bool", np.bool_),
     "tensor(string)": ("text", np.object_),
 }
+_FLOATS: Final = tuple(name for name, (kind, _) in _ONNX_KINDS.items() if kind == "float")
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,7 @@ def from_sklearn(
         if is_plain:
             frame = pd.DataFrame(_matrix_of(batch, names, np.float64), columns=names)
         else:
-            columns = _columns_of(batch, schema)
-            frame = pd.DataFrame({one: _plain(columns[one]) for one in names})
+            frame = pd.DataFrame(_columns_of(batch, schema))
         return np.asarray(call(frame))
 
     return Model(name, f"{version}:{chosen}", schema, predict)
@@ -224,7 +224,7 @@ def from_onnx(
             columns = _columns_of(batch, schema)
             made = {}
             for each, one in given.items():
-                cells = np.asarray(_plain(columns[each])).astype(_ONNX_KINDS[one.type][1])
+                cells = np.asarray(columns[each]).astype(_ONNX_KINDS[one.type][1])
                 made[each] = cells.reshape(-1, 1) if len(one.shape) == 2 else cells
             return made
 
@@ -245,9 +245,6 @@ def _onnx_output(session: Any, name: str) -> str:
             fix="Convert it without ZipMap, or name an output that is a tensor of numbers.",
         )
     return str(fitting[-1])
-
-
-_FLOATS: Final = ("tensor(float)", "tensor(double)", "tensor(float16)")
 
 
 def _onnx_names(session: Any) -> list[str]:
@@ -290,30 +287,17 @@ def _matrix_of(given: Any, names: Sequence[str], dtype: Any) -> npt.NDArray[Any]
     """A batch as (rows, features), what is missing as NaN."""
     if isinstance(given, np.ndarray) and given.ndim == 2 and given.shape[1] == len(names):
         return np.ascontiguousarray(given, dtype)
-    columns = _columns_of(given, InputSchema.of(*names))
-    matrix = np.empty((len(next(iter(columns.values()))), len(names)), dtype)
+    batch = batch_of(given, names)
+    matrix = np.empty((batch.count, len(names)), dtype)
     for place, name in enumerate(names):
-        matrix[:, place] = pd.to_numeric(pd.Series(_plain(columns[name]))).to_numpy(
-            np.float64, na_value=np.nan
-        )
+        column = pd.Series(_plain(batch.required(name)))
+        matrix[:, place] = pd.to_numeric(column).to_numpy(np.float64, na_value=np.nan)
     return matrix
 
 
 def _columns_of(given: Any, schema: InputSchema) -> dict[str, Any]:
     batch = batch_of(given, schema.names, schema.lists)
-    columns = {}
-    for name in schema.names:
-        values = batch.column(name)
-        if values is None:
-            if not batch.may_lack:
-                raise OutputError(
-                    where=f"input {name!r}",
-                    problem="is not among the columns",
-                    fix="Give it, or a column of nulls where it is not known.",
-                )
-            values = [None] * batch.count
-        columns[name] = values
-    return columns
+    return {name: _plain(batch.required(name)) for name in schema.names}
 
 
 def _plain(values: Any) -> Any:

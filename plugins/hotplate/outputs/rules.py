@@ -32,7 +32,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from hotplate.outputs.batch import Batch
+from hotplate.outputs.batch import BESIDE, Batch
 from hotplate.outputs.errors import OutputError
 
 __all__ = ["Asked", "AskedOne", "Rule", "RuleSet", "Verdict"]
@@ -41,12 +41,6 @@ _Mask: TypeAlias = npt.NDArray[np.bool_]
 _Answer: TypeAlias = tuple[_Mask, _Mask]  # yes, unknown
 
 _OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "above": np.greater,
-    "at_least": np.greater_equal,
-    "below": np.less,
-    "at_most": np.less_equal,
-}
-_ONE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "above": operators.gt,
     "at_least": operators.ge,
     "below": operators.lt,
@@ -337,16 +331,7 @@ class _Compared(_Condition):
                 )
             found: Any = asked.scores[:, self._column]
         else:
-            found = asked.batch.column(self._name)
-            if found is None:
-                if asked.batch.may_lack:
-                    found = [None] * asked.batch.count
-                else:
-                    raise OutputError(
-                        where=f"field {self._name!r}",
-                        problem="is not among the columns",
-                        fix="Give it beside what the model reads.",
-                    )
+            found = asked.batch.required(self._name, "field", BESIDE)
         if asked.batch.count == 1 and (cell := _plain_cell(found)) is not None:
             said = (self._said_of_text if type(cell) is str else self._said_of_number)(cell)
             return (_YES if said else _NO), (_YES if said is None else _NO)
@@ -382,7 +367,7 @@ class _Compared(_Condition):
         if word == "between":
             low, high = value
             return lambda cell: bool(low <= cell <= high)
-        compare = _ONE[word]
+        compare = _OPERATORS[word]
         return lambda cell: bool(compare(cell, value))
 
     def _compare(self, values: _Values) -> _Answer:
@@ -391,8 +376,8 @@ class _Compared(_Condition):
             return values.among(wanted)
         if self._operator == "between":
             (low, lower), (high, higher) = (
-                values.compared(np.greater_equal, self._value[0]),
-                values.compared(np.less_equal, self._value[1]),
+                values.compared(operators.ge, self._value[0]),
+                values.compared(operators.le, self._value[1]),
             )
             return low & high, lower | higher
         return values.compared(_OPERATORS[self._operator], self._value)
