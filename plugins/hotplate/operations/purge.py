@@ -47,7 +47,6 @@ from hotplate.tiers.entries import (
     project_prefix,
     read_name,
 )
-from hotplate.tiers.shared import tie_of
 
 __all__ = ["Limits", "Progress", "Purge"]
 
@@ -132,7 +131,7 @@ class Purge:
         self._limits = limits
         self._file = file
         self._pool = Pool(server, _TIMEOUT_S)
-        self._has_ties = shared.has_ties
+        self._shared = shared
         self._prefix = project_prefix(runtime.project)
         self._home = generations_of(runtime.project)
         self._current = {runtime.identity(table).version: table for table in tables}
@@ -288,8 +287,7 @@ class Purge:
                 pace.take(len(part))
             try:
                 self._position.removed += self._pool.unlink(part)
-                if self._has_ties:
-                    self._pool.unlink([tie_of(key) for key in part])
+                self._pool.unlink(self._shared.ties_of(part))
             finally:  # also when stopped: what is gone is not found, and not told, another time
                 self._tell([name for key in part if (name := names.get(key)) is not None])
             yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -273,7 +273,7 @@ class Run:
             prefix = "dry_run" if cache.policy.dry_run else "shadow"
             cache._compare(kept, fresh[[place_of[row] for _, row in pairs]], prefix)
         if self._members is not None:
-            self._note_outputs(self._members, fresh)
+            self._note_outputs(self._members, fresh, place_of)
         wrong = int((~np.isfinite(cache._as_scores(fresh)).all(1)).sum())
         if wrong:
             with cache._lock:
@@ -282,7 +282,7 @@ class Run:
         elif not cache._off and not self._lacks_features:
             self._keep(fresh)
 
-    def _note_outputs(self, members: Members, fresh: Values) -> None:
+    def _note_outputs(self, members: Members, fresh: Values, place_of: Mapping[int, int]) -> None:
         """Tell the families what was computed of them, where it is not bypassed."""
         cache = self._cache
         assert cache._families is not None
@@ -292,7 +292,6 @@ class Run:
         scores = cache._as_scores(fresh)
         if cache.policy.shadow_decimals is not None:
             scores = np.round(scores, cache.policy.shadow_decimals) + 0.0
-        place_of = {row: place for place, row in enumerate(self._asked.tolist())}
         batch = cache._batch_of(self._batch.rows(np.array(rows, np.intp)))
         cache._families.note_outputs(
             members,

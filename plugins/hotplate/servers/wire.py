@@ -37,7 +37,7 @@ class Wire:
     Used by one thread at a time. Any error but `CommandRefused` leaves it closed.
     """
 
-    __slots__ = ("_connection", "_is_open", "_not_enough", "_reader", "node")
+    __slots__ = ("_connection", "_is_open", "_not_enough", "_pack_command", "_reader", "node")
 
     def __init__(self, node: Node, connection: Any) -> None:
         from redis._parsers.hiredis import NOT_ENOUGH_DATA
@@ -48,6 +48,10 @@ class Wire:
         reader = getattr(connection._parser, "_reader", None)
         self._reader: Any = reader if hasattr(reader, "gets") else None  # without hiredis
         self._not_enough = NOT_ENOUGH_DATA
+        if self._reader is not None:
+            from hiredis import pack_command  # what redis-py's packer calls in the end
+
+            self._pack_command = pack_command
 
     def send(self, *commands: Sequence[Any]) -> None:
         """Send commands without waiting for their replies."""
@@ -85,8 +89,7 @@ class Wire:
             pack = self._connection._command_packer.pack
             parts = [part for command in commands for part in pack(*command)]
         else:
-            from hiredis import pack_command  # what redis-py's packer calls in the end
-
+            pack_command = self._pack_command
             parts = [pack_command(tuple(command)) for command in commands]
         return self.exchange_packed(b"".join(parts), len(commands))
 

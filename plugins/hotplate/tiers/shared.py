@@ -78,7 +78,7 @@ from hotplate.tiers.entries import (
 )
 from hotplate.tiers.scripts import FILL, RELEASE, USED_IN_SCRIPTS, script, whole
 
-__all__ = ["Moment", "SharedBounds", "SharedTier", "tie_of"]
+__all__ = ["Moment", "SharedBounds", "SharedTier"]
 
 _CLOCKS: Final = struct.Struct(">QQ")
 _CLOCKS_AT: Final = BODY_AT - _CLOCKS.size
@@ -175,7 +175,7 @@ class SharedTier:
 
     def tie(self, view: View, key: Key) -> bytes:
         """The key that outputs hang on which a row goes into."""
-        return tie_of(self._place(view).prefix + _entity(key))
+        return _tie_of(self._place(view).prefix + _entity(key))
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class SharedTier:
         for view, key in asked:
             place = places.get(view)
             if place is None:
-                place = places[view] = self._places.get(view) or self._place(view)
+                place = places[view] = self._place(view)
             keys.append(place.prefix + _entity(key))
         fields = tuple([place.field for place in places.values()])
         (server_us, wall_us, now_ns, generations), entries = self.read(fields, keys)
@@ -451,11 +451,11 @@ class SharedTier:
             self._pool.must(made, CONNECT_TIMEOUT_S)
         for start in range(0, len(keys), _BATCH):
             part = keys[start : start + _BATCH]
-            self._pool.unlink(self.with_ties(part), CONNECT_TIMEOUT_S)
+            self._pool.unlink([*part, *self.ties_of(part)], CONNECT_TIMEOUT_S)
 
-    def with_ties(self, keys: Sequence[bytes]) -> Sequence[bytes]:
-        """Keys of rows, and of what outputs hang on that they went into."""
-        return [*keys, *map(tie_of, keys)] if self.has_ties else keys
+    def ties_of(self, rows: Sequence[bytes]) -> list[bytes]:
+        """The keys that outputs hang on which rows went into, by the keys of these."""
+        return [_tie_of(key) for key in rows] if self.has_ties else []
 
     def _owe_if_open(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> bool:
         if self.is_usable:
@@ -540,8 +540,7 @@ class _Slot(NamedTuple):
     origin: bytes
 
 
-def tie_of(row: bytes) -> bytes:
-    """The key that outputs hang on which a row goes into, by the key of the row."""
+def _tie_of(row: bytes) -> bytes:
     return b"hotplate:tie:" + row[_ROW_PREFIX_LEN:]
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "limbs_from_pair",
     "pair_from_limbs",
     "spread_numerator",
+    "spread_numerators",
     "squares",
     "to_float",
     "to_python",
@@ -160,7 +161,13 @@ def spread_numerator(n: Integers, s: Integers, q: Integers) -> Floats:
     return out
 
 
+def spread_numerators(n: list[int], s: list[int], q: list[int]) -> list[float]:
+    """The same of Python's integers, however large."""
+    return [
+        float(count * square - total * total) for count, total, square in zip(n, s, q, strict=True)
+    ]
+
+
 def _correct(out: Floats, where: npt.NDArray[Any], n: Integers, s: Integers, q: Integers) -> None:
     """Recompute the few that need more than 127 bits, with Python's integers."""
-    rows = zip(n[where].tolist(), to_python(s[where]), to_python(q[where]), strict=True)
-    out[where] = [float(count * square - total * total) for count, total, square in rows]
+    out[where] = spread_numerators(n[where].tolist(), to_python(s[where]), to_python(q[where]))

@@ -27,7 +27,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from hotplate.windows.exact import Floats, Integers, as_limbs, spread_numerator, to_float
+from hotplate.windows.exact import (
+    Floats,
+    Integers,
+    as_limbs,
+    spread_numerator,
+    spread_numerators,
+    to_float,
+)
 from hotplate.windows.hyperloglog import estimate
 from hotplate.windows.spec import Aggregate, Column, Window, WindowSpec
 
@@ -239,16 +246,10 @@ def _numerators(partials: Partials, counts: Integers) -> Integers | Floats:
     if partials.is_small or _is_small(counts, q):
         numerators: Integers = counts * q - s * s
         return numerators
-    if counts.size <= _FEW:
-        return _few_numerators(counts, s, q)
+    if counts.size <= _FEW:  # without numpy
+        few = spread_numerators(*(one.ravel().tolist() for one in (counts, s, q)))
+        return np.array(few).reshape(counts.shape)
     return spread_numerator(counts, as_limbs(s), as_limbs(q))
-
-
-def _few_numerators(counts: Integers, s: Integers, q: Integers) -> Floats:
-    """`n * q - s * s`, correctly rounded, with Python's integers: no calls into numpy."""
-    each = zip(counts.ravel().tolist(), s.ravel().tolist(), q.ravel().tolist(), strict=True)
-    exact = [float(n * square - total * total) for n, total, square in each]
-    return np.array(exact).reshape(counts.shape)
 
 
 def _is_small(counts: Integers, q: Integers) -> bool:
