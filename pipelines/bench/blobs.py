@@ -6,7 +6,6 @@ at; what touches one number a page is given beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,14 +18,14 @@ from hotplate.embedded import EmbeddedServer
 from hotplate.tiers.blobs import BlobTier
 from pipelines.bench.children import said, started
 from pipelines.bench.line import Line
-from pipelines.bench.measure import Spread, percentile, time_calls
+from pipelines.bench.measure import Spread, compare, percentile, time_calls
 
 __all__ = ["blobs"]
 
 _COUNT = 14_000_000 // 4
 _A_PAGE = 4_096 // 4
 _PROCESSES, _FEW = 100, 5
-_READS = 15
+_READS, _PAGE_READS, _SOCKET_READS = 15, 300, 5
 
 
 def blobs(rounds: int, *, is_short: bool = False) -> list[Line]:
@@ -52,33 +51,25 @@ def blobs(rounds: int, *, is_short: bool = False) -> list[Line]:
         return lines
 
 
-def _alternating(
-    first: Callable[[], object], second: Callable[[], object], rounds: int, reads: int = _READS
-) -> tuple[Spread, float, float]:
-    """Ratio second / first of the medians of each round; median seconds of both."""
-    firsts, seconds = [], []
-    for _ in range(rounds):
-        firsts.append(percentile(time_calls(first, reads), 0.5))
-        seconds.append(percentile(time_calls(second, reads), 0.5))
-    ratios = [b / a for a, b in zip(firsts, seconds, strict=True)]
-    return Spread.of(ratios), median(firsts), median(seconds)
-
-
 def _warm(tier: BlobTier, mapped: Any, rounds: int) -> Line:
     """Asking and reading, against reading a map that is open already."""
-    ratio, bare, ours = _alternating(lambda: mapped.sum(), lambda: tier.get("array").sum(), rounds)
-    _, bare_pages, pages = _alternating(
-        lambda: mapped[::_A_PAGE].sum(), lambda: tier.get("array")[::_A_PAGE].sum(), rounds, 300
+    whole = compare(lambda: tier.get("array").sum(), lambda: mapped.sum(), (_READS, _READS), rounds)
+    pages = compare(
+        lambda: tier.get("array")[::_A_PAGE].sum(),
+        lambda: mapped[::_A_PAGE].sum(),
+        (_PAGE_READS, _PAGE_READS),
+        rounds,
     )
     asked = percentile(time_calls(lambda: tier.get("array"), 2_000), 0.5)
     return Line(
         "blobs: get and sum 14 MB, warm, p50",
-        f"{ratio.median:.2f} of a bare memory map",
-        f"{ratio.low:.2f} to {ratio.high:.2f}",
+        f"{whole.p50.median:.2f} of a bare memory map",
+        f"{whole.p50.low:.2f} to {whole.p50.high:.2f}",
         "<= 1.2",
-        ratio.median <= 1.2,
-        f"{ours * 1e3:,.2f} ms against {bare * 1e3:,.2f} ms; get alone {asked * 1e6:,.1f} us; "
-        f"one number a page {pages * 1e6:,.0f} us against {bare_pages * 1e6:,.0f} us",
+        whole.p50.median <= 1.2,
+        f"{whole.first_us / 1e3:,.2f} ms against {whole.second_us / 1e3:,.2f} ms; get alone "
+        f"{asked * 1e6:,.1f} us; one number a page {pages.first_us:,.0f} us against "
+        f"{pages.second_us:,.0f} us",
     )
 
 
@@ -92,17 +83,20 @@ def _redis(tier: BlobTier, array: Any, rounds: int) -> Line:
             raw: Any = client.get("array")
             return np.frombuffer(raw, np.float32).sum()
 
-        ratio, ours, theirs = _alternating(
-            lambda: tier.get("array").sum(), through_a_socket, rounds, 5
+        pair = compare(
+            through_a_socket,
+            lambda: tier.get("array").sum(),
+            (_SOCKET_READS, _SOCKET_READS),
+            rounds,
         )
         client.close()
     return Line(
         "blobs: GET of the same from Redis, and sum, p50",
-        f"{ratio.median:.1f} x slower",
-        f"{ratio.low:.1f} to {ratio.high:.1f}",
+        f"{pair.p50.median:.1f} x slower",
+        f"{pair.p50.low:.1f} to {pair.p50.high:.1f}",
         "",
         None,
-        f"{theirs * 1e3:,.1f} ms against {ours * 1e3:,.2f} ms",
+        f"{pair.first_us / 1e3:,.1f} ms against {pair.second_us / 1e3:,.2f} ms",
     )
 
 

@@ -18,12 +18,13 @@ from hotplate.outputs.batch import batch_of
 from hotplate.outputs.rules import Asked, RuleSet
 from hotplate.tiers.outputs import OutputTier
 from pipelines.bench.line import Line
-from pipelines.bench.measure import Spread
+from pipelines.bench.measure import Spread, compare
 
 __all__ = ["outputs"]
 
 _ROWS, _WIDTH = 10_000, 40
 _TREES, _DEPTH = 200, 6
+_ONE_ROW = 300
 _RULES = [
     {"name": "large", "when": {"field": "f0", "above": 2}},
     {
@@ -102,20 +103,20 @@ def _against_xgboost(rows: Any, schema: InputSchema, rounds: int) -> list[Line]:
     for what, rules in (("", ()), (", five rules", _RULES)):
         cache = OutputCache("bench", "1", schema, OutputPolicy(shadow="0%", rules=rules))
         one = _kept(cache, rows, model.inplace_predict)
-        hits, scores = [], []
-        for _ in range(rounds):
-            hits.append(_each(partial(cache.score, one, model.inplace_predict)))
-            scores.append(_each(partial(model.inplace_predict, one)))
-        times = Spread.of([score / hit for score, hit in zip(scores, hits, strict=True)])
+        pair = compare(
+            partial(model.inplace_predict, one),
+            partial(cache.score, one, model.inplace_predict),
+            (_ONE_ROW, _ONE_ROW),
+            rounds,
+        )
         lines.append(
             Line(
                 f"outputs: one row from memory against inplace_predict{what}",
-                f"{times.median:.1f} x faster",
-                f"{times.low:.1f} to {times.high:.1f}",
+                f"{pair.p50.median:.1f} x faster",
+                f"{pair.p50.low:.1f} to {pair.p50.high:.1f}",
                 ">= 20 x",
-                times.median >= 20,
-                f"{Spread.of(scores).median * 1e6:,.0f} us against "
-                f"{Spread.of(hits).median * 1e6:,.1f} us",
+                pair.p50.median >= 20,
+                f"{pair.first_us:,.0f} us against {pair.second_us:,.1f} us",
             )
         )
     return lines
@@ -129,15 +130,6 @@ def _kept(cache: OutputCache, rows: Any, predict: Callable[[Any], Any]) -> Any:
         if cache.score(one, predict).from_cache.all():
             return one
     raise RuntimeError("the rules forbid every row")
-
-
-def _each(work: Callable[[], Any], count: int = 300) -> float:
-    taken = []
-    for _ in range(count):
-        began = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - began)
-    return Spread.of(taken).median
 
 
 def _invalidation(count: int, rounds: int) -> Line:
