@@ -93,6 +93,10 @@ class Member:
         np.testing.assert_array_equal(scored.values, ids.sum(1))
         return scored.why
 
+    def hear_nothing(self) -> None:
+        """Be as long behind with the event channel as a test takes."""
+        self.hot.runtime.coherence.hear_change = lambda change: None  # type: ignore[method-assign]
+
     def read(self, *pairs: tuple[int, int]) -> Any:
         rows = [{"user_id": user, "dealer_id": dealer} for user, dealer in pairs]
         return self.store.get_online_features(FEATURES, rows)
@@ -161,6 +165,36 @@ def test_a_change_while_another_process_computes_is_not_outlived(fleet: Fleet, c
         return ids.sum(1)
 
     one.outputs.score(np.array([[1.0, 1.0]]), slow, features=answer)
+    assert fleet.join().ask((1, 1)) == ["miss"]
+
+
+@pytest.mark.parametrize("has_ties", [False, True], ids=["no ties yet", "ties"])
+@pytest.mark.parametrize("change", ["a write", "an invalidation", "of the other view", "a group"])
+def test_a_process_that_has_not_heard_of_a_change_shares_nothing(
+    fleet: Fleet, change: str, has_ties: bool
+) -> None:
+    """Promise 3: it still has the rows of before, and the others have heard already."""
+    deaf, by = fleet.join(), fleet.join()
+    deaf.hear_nothing()
+    stale = deaf.read((1, 1))
+    if has_ties:
+        fleet.join().outputs.score(np.array([[9.0, 9.0]]), by.model, features=by.read((1, 1)))
+    {**CHANGES, **LARGE_CHANGES}[change](fleet, by)
+    ids = np.array([[1.0, 1.0]])
+    assert deaf.outputs.score(ids, deaf.model, features=stale).why == ["miss"]
+    assert deaf.outputs.stats()["kept"] == 1, "it believes its rows"
+    assert by.ask((1, 1)) == ["miss"]
+    assert fleet.join().ask((1, 1)) == ["hit"], "that of the one who knows"
+
+
+def test_rows_that_changed_and_were_read_again_are_not_those_of_before(fleet: Fleet) -> None:
+    deaf, by = fleet.join(), fleet.join()
+    deaf.hear_nothing()
+    stale = deaf.read((1, 1))
+    fleet.write("profile", by.store, user_id=[1], age=[7])
+    by.read((1, 1))  # the row lies there again, and says something else
+    ids = np.array([[1.0, 1.0]])
+    assert deaf.outputs.score(ids, deaf.model, features=stale).why == ["miss"]
     assert fleet.join().ask((1, 1)) == ["miss"]
 
 

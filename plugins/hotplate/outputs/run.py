@@ -213,7 +213,11 @@ class Run:
         # before it is asked whether the rows are there, see the tier
         versions = {row: cache._tier.versions(on) for row, on in ons.items()}
         views = inputs.views if inputs is not None and inputs.views is not None else ()
-        asked = [(self._keys[row], list(zip(views, ons[row], strict=True))) for row in rows]
+        of_views = inputs.rows if inputs is not None else ()
+        asked = [
+            (self._keys[row], list(zip(views, ons[row], (of[row] for of in of_views), strict=True)))
+            for row in rows
+        ]
         is_heard = lease is not None
         now_ns = cache.clock.now_ns()
         came = {}

@@ -46,6 +46,7 @@ class Inputs:
 
     Attributes:
         keys: for each row the entities it hangs on.
+        rows: of each of these entities, for each row, what the features were read from.
         deadlines_ns: for each row when the first of its features may no longer be served.
         are_there: for each row whether all of them are still what the cache holds.
         lease: under which they may be served; None where nothing else than age bounds them.
@@ -53,6 +54,7 @@ class Inputs:
     """
 
     keys: Sequence[tuple[Key, ...]]
+    rows: Sequence[Sequence[bytes]]
     deadlines_ns: Sequence[int]
     are_there: Callable[[int], bool]
     lease: Lease | None = None

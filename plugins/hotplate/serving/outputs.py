@@ -54,6 +54,7 @@ def inputs_of(runtime: Runtime, features: Any, count: int) -> Inputs:
 
     return Inputs(
         list(zip(*keys, strict=True)),
+        rows,
         [min(of_row) for of_row in zip(*deadlines, strict=True)],
         are_there,
         lease,

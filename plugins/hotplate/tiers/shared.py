@@ -53,6 +53,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from hotplate.clock import Clock
+from hotplate.codec import PREFIX_BYTES
 from hotplate.contracts import Found, View
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.keys import EntityShape, Key, integer_of
@@ -78,7 +79,7 @@ from hotplate.tiers.entries import (
 )
 from hotplate.tiers.scripts import FILL, RELEASE, USED_IN_SCRIPTS, script, whole
 
-__all__ = ["Moment", "SharedBounds", "SharedTier"]
+__all__ = ["Moment", "SharedBounds", "SharedTier", "tie_of"]
 
 _CLOCKS: Final = struct.Struct(">QQ")
 _CLOCKS_AT: Final = BODY_AT - _CLOCKS.size
@@ -88,6 +89,7 @@ _LONGEST_MS: Final = 24 * 3_600_000
 _BATCH: Final = 500
 _HEADS_MAX: Final = 1_024
 _ROW_PREFIX_LEN: Final = len(b"hotplate:row:")
+_VERSION_BYTE: Final = bytes([VERSION])
 _BUSY: Final = Found(is_busy=True)
 _FULL: Final = ("OOM", "MISCONF")
 _log = logging.getLogger("hotplate.shared")
@@ -173,9 +175,18 @@ class SharedTier:
         """The field of a view among the generations."""
         return self._place(view).field
 
-    def tie(self, view: View, key: Key) -> bytes:
-        """The key that outputs hang on which a row goes into."""
-        return _tie_of(self._place(view).prefix + _entity(key))
+    def row_at(self, view: View, key: Key) -> bytes:
+        """The key that a row lies under."""
+        return self._place(view).prefix + _entity(key)
+
+    def is_same_row(self, view: View, entry: Any, generation: bytes, row: bytes) -> bool:
+        """Whether an entry of this generation says of an entity what a row in memory says."""
+        return (
+            isinstance(entry, bytes)
+            and entry[:1] == _VERSION_BYTE
+            and entry.startswith(self._place(view).fingerprint + generation, HEAD.size)
+            and entry[BODY_AT - _STAMP_BYTES + PREFIX_BYTES :] == row[PREFIX_BYTES:]
+        )
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -455,7 +466,7 @@ class SharedTier:
 
     def ties_of(self, rows: Sequence[bytes]) -> list[bytes]:
         """The keys that outputs hang on which rows went into, by the keys of these."""
-        return [_tie_of(key) for key in rows] if self.has_ties else []
+        return [tie_of(key) for key in rows] if self.has_ties else []
 
     def _owe_if_open(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> bool:
         if self.is_usable:
@@ -540,7 +551,8 @@ class _Slot(NamedTuple):
     origin: bytes
 
 
-def _tie_of(row: bytes) -> bytes:
+def tie_of(row: bytes) -> bytes:
+    """The key that outputs hang on which a row goes into, by the key of the row."""
     return b"hotplate:tie:" + row[_ROW_PREFIX_LEN:]
 
 

@@ -15,9 +15,11 @@ are those that it was computed under, and while the generations of the views and
         45     1  length of the form
         46     .  the form: dtype and shape of one output, as text; then its bytes
 
-The nonces are read, and made where there are none, before it is made sure that the features which
-go into the model are still those that the cache holds. An invalidation that comes later deletes a
-nonce that the output then lacks (promise 3). Another version of the model, schema or policy has
+The nonces are read, and made where there are none, before it is made sure that the rows of features
+are still what the shared tier holds: what a process has in memory may have been invalidated without
+its having heard of it. An invalidation that came before has deleted the row; one that comes later
+deletes the nonce, too, and the output lacks it (promise 3). Outputs of rows that the shared tier
+does not hold stay in the process. Another version of the model, schema or policy has
 other keys. The age is judged by two clocks, as that of rows (`hotplate.tiers.shared`).
 """
 
@@ -29,14 +31,14 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from hotplate.contracts import View
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.keys import Key
 from hotplate.servers.pool import Command
-from hotplate.tiers.shared import Moment, SharedTier
+from hotplate.tiers.shared import Moment, SharedTier, tie_of
 
 __all__ = ["FoundOutput", "OutputSlot", "SharedOutputs"]
 
@@ -66,7 +68,8 @@ class FoundOutput(NamedTuple):
         value: the output, or None.
         form: dtype and shape of it, see `form_of`.
         left_ns: how much longer it may be served.
-        slot: where another one may be put; None where the tier cannot be used.
+        slot: where another one may be put; None where the tier cannot be used, or does not hold
+            the rows of features any more.
     """
 
     value: bytes | None = None
@@ -76,6 +79,9 @@ class FoundOutput(NamedTuple):
 
 
 _NOTHING: Final = FoundOutput()
+
+AskedOutput: TypeAlias = tuple[bytes, Sequence[tuple[View, Key, bytes]]]
+"""The key of an input; of each row of its features the view, the key and what memory holds."""
 
 
 class SharedOutputs:
@@ -99,11 +105,12 @@ class SharedOutputs:
         self._tie_ms = min(_LONGEST_MS, max(1, _TIE_LIVES * ttl_ns // 1_000_000))
         self.rejected = self.too_large = 0
 
-    def look(self, asked: Sequence[tuple[bytes, Sequence[tuple[View, Key]]]]) -> list[FoundOutput]:
+    def look(self, asked: Sequence[AskedOutput]) -> list[FoundOutput]:
         """Find outputs, in one round trip; in another, make the ties that are missing.
 
         Args:
-            asked: the key of each input, and the entities that its features are of.
+            asked: the key of each input, and the rows that its features are of: the entity, and
+                what memory says of it.
         """
         tier = self._tier
         try:
@@ -113,55 +120,75 @@ class SharedOutputs:
             tier.failed(error)
         return [_NOTHING] * len(asked)
 
-    def _look(self, asked: Sequence[tuple[bytes, Sequence[tuple[View, Key]]]]) -> list[FoundOutput]:
+    def _look(self, asked: Sequence[AskedOutput]) -> list[FoundOutput]:
         tier = self._tier
         keys = [self._prefix + blake2b(key, digest_size=16).digest() for key, _ in asked]
-        ties = [[(tier.field_of(view), tier.tie(view, key)) for view, key in on] for _, on in asked]
-        distinct = list(dict.fromkeys(tie for of_row in ties for _, tie in of_row))
-        fields = tuple(dict.fromkeys(field for of_row in ties for field, _ in of_row))
-        moment, values = tier.read((self._field, *fields), [*keys, *distinct])
+        ats = [[tier.row_at(view, key) for view, key, _ in on] for _, on in asked]
+        distinct = list(dict.fromkeys(at for of_output in ats for at in of_output))
+        views = dict.fromkeys(view for _, on in asked for view, _, _ in on)
+        fields = tuple(dict.fromkeys(tier.field_of(view) for view in views))
+        ties = [tie_of(at) for at in distinct]
+        moment, values = tier.read((self._field, *fields), [*keys, *ties, *distinct])
         generations = dict(zip((self._field, *fields), moment.generations, strict=True))
-        nonces = dict(zip(distinct, values[len(keys) :], strict=True))
-        self._make(nonces)
+        of_view = {view: generations[tier.field_of(view)] for view in views}
+        begins = len(keys) + len(ties)
+        nonces = dict(zip(distinct, values[len(keys) : begins], strict=True))
+        entries: dict[bytes, Any] = dict(zip(distinct, values[begins:], strict=True))
+        self._make(nonces, entries)
         found = []
-        for (key, _), at, of_row, entry in zip(asked, keys, ties, values, strict=False):
+        for (key, on), at, of_output, entry in zip(asked, keys, ats, values, strict=False):
             own = [generations[self._field]]
-            for field, tie in of_row:
-                own += generations[field], nonces[tie] or b""
-            if any(nonces[tie] is None for _, tie in of_row):
-                found.append(_NOTHING)
-                continue
+            is_current = True
+            for (view, _, row), row_at in zip(on, of_output, strict=True):
+                own += of_view[view], nonces[row_at] or b""
+                is_current = (
+                    is_current
+                    and nonces[row_at] is not None
+                    and tier.is_same_row(view, entries[row_at], of_view[view], row)
+                )
             slot = OutputSlot(at, key, blake2b(b"".join(own), digest_size=16).digest(), moment)
-            found.append(self._open(entry, slot) if entry is not None else FoundOutput(slot=slot))
+            one = FoundOutput() if entry is None else self._open(entry, slot)
+            found.append(one._replace(slot=slot) if is_current else one)
         return found
 
-    def _make(self, nonces: dict[bytes, Any]) -> None:
-        """Make the ties that are not there, or are nothing that a tie can be."""
+    def _make(self, nonces: dict[bytes, Any], entries: dict[bytes, Any]) -> None:
+        """Make the ties that are not there, or are nothing that a tie can be; then read the rows.
+
+        Args:
+            nonces: of the tie of each row, by the key of the row; None where there is none.
+            entries: what lies under the keys of the rows; those whose tie was made are read again.
+        """
         commands: list[Command] = []
-        for tie, nonce in nonces.items():
-            if nonce is None or len(nonce) != _NONCE_BYTES:
-                made = os.urandom(_NONCE_BYTES)
-                unless = () if nonce is not None else ("NX",)
-                nonces[tie] = made
-                commands.append((tie, ("SET", tie, made, *unless, "GET", "PX", self._tie_ms)))
+        missing = [at for at, nonce in nonces.items() if not _is_nonce(nonce)]
+        for at in missing:
+            unless = ("NX",) if nonces[at] is None else ()
+            nonces[at] = os.urandom(_NONCE_BYTES)
+            tie = tie_of(at)
+            commands += [
+                (tie, ("SET", tie, nonces[at], *unless, "GET", "PX", self._tie_ms)),
+                (at, ("GET", at)),
+            ]
         if not commands:
             return
         try:
             replies = self._tier.run(commands)
         except CommandRefused as refusal:
             self._tier.failed_to_write(refusal)
-            nonces.update((tie, None) for tie, _ in commands)
+            nonces.update(dict.fromkeys(missing))
             return
-        for (tie, command), reply in zip(commands, replies, strict=True):
+        for at, (tie, command), reply, entry in zip(
+            missing, commands[::2], replies[::2], replies[1::2], strict=True
+        ):
+            entries[at] = entry
             if isinstance(reply, CommandRefused):  # something that is no string lies there
                 self.rejected += 1
-                nonces[tie] = None
+                nonces[at] = None
                 self._tier.run([(tie, ("UNLINK", tie))])
             elif reply is not None and "NX" in command:  # another process was faster
-                nonces[tie] = reply if len(reply) == _NONCE_BYTES else None
+                nonces[at] = reply if _is_nonce(reply) else None
 
     def _open(self, entry: bytes, slot: OutputSlot) -> FoundOutput:
-        empty = FoundOutput(slot=slot)
+        empty = FoundOutput()
         if len(entry) < _HEAD.size or entry[0] != _VERSION:
             self.rejected += 1
             return empty
@@ -179,7 +206,7 @@ class SharedOutputs:
             return empty
         age_us = max(now.server_us - server_us, now.wall_us - wall_us)
         left_ns = (life_us - age_us) * 1_000
-        return FoundOutput(entry[begins:], form, left_ns, slot) if left_ns > 0 else empty
+        return FoundOutput(entry[begins:], form, left_ns) if left_ns > 0 else empty
 
     def put(self, items: Iterable[tuple[OutputSlot, bytes, bytes, int]]) -> None:
         """Keep outputs for the others.
@@ -210,6 +237,10 @@ class SharedOutputs:
     def forget(self) -> None:
         """Make every output of the model, here and in other processes, one of before."""
         self._tier.forget_fields([self._field])
+
+
+def _is_nonce(found: Any) -> bool:
+    return isinstance(found, bytes) and len(found) == _NONCE_BYTES
 
 
 def _crc(slot: OutputSlot, rest: bytes) -> int:
