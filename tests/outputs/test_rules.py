@@ -74,9 +74,10 @@ leaves = st.one_of(
         lambda pair: {"field": pair[0], **pair[1]}
     ),
     st.sampled_from(["a", "b"]).map(lambda one: {"field": "kind", "is": one}),
-    st.lists(st.sampled_from(["a", "b", "c"]), min_size=1).map(
+    st.lists(st.sampled_from(["a", "b", "c", 1]), min_size=1).map(
         lambda some: {"field": "kind", "in": some}
     ),
+    st.sampled_from([1, True]).map(lambda one: {"field": "kind", "is": one}),
     st.just({"field": "kind", "missing": True}),
     compared.filter(lambda one: "missing" not in one).map(lambda one: {"score": one}),
     st.tuples(st.integers(0, 24), st.integers(0, 24)).map(lambda pair: {"hours": list(pair)}),
@@ -94,7 +95,7 @@ rows_of = st.lists(
     st.fixed_dictionaries(
         {
             "amount": st.none() | numbers,
-            "kind": st.none() | st.sampled_from(["a", "b", "c"]),
+            "kind": st.none() | st.sampled_from(["a", "b", "c"]) | numbers,
             "age": numbers,
         }
     ),

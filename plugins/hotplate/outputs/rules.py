@@ -360,10 +360,12 @@ class _Compared(_Condition):
             alike = [one for one in value if isinstance(one, str) == is_text]
             return (lambda cell: cell in alike) if alike else (lambda cell: None)
         bounds = value if word == "between" else (value,)
-        if any(isinstance(one, str) != is_text or isinstance(one, bool) for one in bounds):
+        if any(isinstance(one, str) != is_text for one in bounds):
             return lambda cell: None
         if word == "is":
             return lambda cell: bool(cell == value)
+        if any(isinstance(one, bool) for one in bounds):
+            return lambda cell: None
         if word == "between":
             low, high = value
             return lambda cell: bool(low <= cell <= high)
@@ -392,6 +394,15 @@ def _plain_cell(found: Any) -> float | str | None:
         number = float(cell)
         return number if number == number else None
     return None
+
+
+def _kind_of(value: Any) -> type:
+    """What a value can be equal to; truth values are numbers here, a day is no instant."""
+    if isinstance(value, (bool, int, float, np.number, np.bool_)):
+        return float
+    return (
+        str if isinstance(value, str) else datetime if isinstance(value, datetime) else type(value)
+    )
 
 
 class _Values:
@@ -432,7 +443,20 @@ class _Values:
             if not numbers:  # a column of numbers, against texts: nobody meant that
                 return nothing, ~nothing
             return np.isin(self.numbers, np.array(numbers, np.float64)), nothing
-        return self._series.isin(list(wanted)).to_numpy(np.bool_), nothing
+        if pd.api.types.infer_dtype(self._series, skipna=True) in ("string", "empty"):
+            texts = [one for one in wanted if isinstance(one, str)]
+            if not texts:
+                return nothing, ~nothing
+            return self._series.isin(texts).to_numpy(np.bool_), nothing
+        alike: dict[type, list[Any]] = {}
+        for one in wanted:
+            alike.setdefault(_kind_of(one), []).append(one)
+        unknown = ~nothing
+        for place, cell in enumerate(self._series.tolist()):
+            some = alike.get(_kind_of(cell))
+            if some is not None:
+                nothing[place], unknown[place] = cell in some, False
+        return nothing, unknown
 
 
 def _parsed(said: Any, where: str) -> _Condition:
