@@ -73,6 +73,22 @@ def test_xgboost() -> None:
     assert from_xgboost(booster(eta=0.3), "fraud").version != model.version
 
 
+def test_xgboost_estimators_say_what_is_missing() -> None:
+    xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed")
+    frame = X.copy()
+    frame.loc[::3, "amount"] = -999
+    made, plain = (
+        xgboost.XGBClassifier(n_estimators=5, missing=missing).fit(frame, frame.amount < -1)
+        for missing in (-999, np.nan)
+    )
+    some = frame.head(20)
+    for estimator in (made, plain):
+        model = from_xgboost(estimator, "fraud")
+        check(model, estimator.predict_proba(some)[:, 1], some)
+    assert from_xgboost(made, "f").version != from_xgboost(made.get_booster(), "f").version
+    assert from_xgboost(plain, "f").version == from_xgboost(plain.get_booster(), "f").version
+
+
 def test_xgboost_estimators_leave_out_what_came_after_the_best_round() -> None:
     xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed")
     noise = np.random.default_rng(1).integers(0, 2, 400)
@@ -171,6 +187,12 @@ def test_onnx_with_one_matrix() -> None:
             from_onnx(linear_session(feature_names=wrong), "fraud", version="7")
     with pytest.raises(OutputError, match="reads 3 features, and 2 are named"):
         from_onnx(linear_session(), "fraud", version="7", names=NAMES[:2])
+
+
+def test_versions_tell_outputs_of_one_session_apart() -> None:
+    made = linear_session()
+    (name,) = [one.name for one in made.get_outputs()]
+    assert from_onnx(made, "fraud", version="7", names=NAMES).version == f"7:{name}"
 
 
 def test_onnx_with_an_input_a_column() -> None:

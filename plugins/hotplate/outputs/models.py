@@ -76,12 +76,15 @@ def from_xgboost(
 
     Returns:
         Its outputs are those of the objective: a probability for `binary:logistic`. Where training
-        stopped early, trees after the best round are left out, as the estimators do.
+        stopped early, trees after the best round are left out, as the estimators do. What an
+        estimator was told to read as `missing` is missing beside NaN.
 
     Raises:
         OutputError: it names no features, or reads categories.
     """
-    booster = model.get_booster() if hasattr(model, "get_booster") else model
+    is_estimator = hasattr(model, "get_booster")
+    booster = model.get_booster() if is_estimator else model
+    missing = float(model.missing) if is_estimator and model.missing is not None else np.nan
     names = booster.feature_names
     _must_name(name, names, "Train it from a DataFrame, or set booster.feature_names.")
     kinds = booster.feature_types or []
@@ -96,11 +99,14 @@ def from_xgboost(
 
     def predict(batch: Any) -> npt.NDArray[Any]:
         matrix = _matrix_of(batch, names, np.float32)
-        return np.asarray(booster.inplace_predict(matrix, iteration_range=rounds))
+        return np.asarray(booster.inplace_predict(matrix, iteration_range=rounds, missing=missing))
 
+    if version is None:
+        version = _digest(bytes(booster.save_raw("ubj")))
+        version += "" if np.isnan(missing) else f":missing={missing:g}"
     return Model(
         name,
-        version or _digest(bytes(booster.save_raw("ubj"))),
+        version,
         _schema(names, {}, fields, decimals),
         predict,
     )
@@ -232,7 +238,7 @@ def from_onnx(
         (answer,) = session.run([chosen], feed(batch))
         return np.asarray(answer)
 
-    return Model(name, version, schema, predict)
+    return Model(name, f"{version}:{chosen}", schema, predict)
 
 
 def _onnx_output(session: Any, name: str) -> str:
