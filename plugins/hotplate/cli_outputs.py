@@ -116,6 +116,8 @@ def _show(found: Advice, what: str) -> None:
         numbers = _numbers(one.keys, one.reuse, one.spread)
         table.add_row(f"not: {one.what}", *numbers, style="dim")
     Console().print(table)
+    if found.left_out:
+        click.echo(f"left out {found.left_out:,} rows whose score is no number")
     if not found.changes:
         click.echo("no field and no rounding splits inputs of one score")
 

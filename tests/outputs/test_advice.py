@@ -112,6 +112,22 @@ def test_scores_that_differ_are_never_joined() -> None:
     assert (advice.refused.what, advice.refused.spread) == ("leave out a", pytest.approx(0.4))
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_a_score_that_is_no_number_is_left_out(odd: float) -> None:
+    """It says nothing of the others, whatever it shares a key with."""
+    frame = pd.DataFrame({"a": np.arange(400) % 20, "b": np.arange(400) % 2})
+    scores = frame.a / 20
+    expected = advise(frame.drop([5, 25]), scores.drop([5, 25]), schema_of(frame))
+    scores[[5, 25]] = odd
+    found = advise(frame, scores, schema_of(frame))
+    assert (found.left_out, found.rows) == (2, 398)
+    assert (found.changes, found.keys) == (expected.changes, expected.keys)
+    with pytest.raises(OutputError, match="are all no numbers"):
+        advise(frame, np.full(400, odd), schema_of(frame))
+    with pytest.raises(OutputError, match="input 'c': is not among the columns"):
+        advise(frame, frame.a, schema_of(frame.assign(c=1)))
+
+
 def test_kinds_are_those_of_the_columns() -> None:
     frame = pd.DataFrame(
         {"f": [0.5], "i": [1], "b": [True], "t": [pd.Timestamp("2026-01-01")], "s": ["x"], "y": 1.0}

@@ -72,6 +72,7 @@ class Advice:
         changes: worth making, in this order.
         refused: the next change, which would join the most keys, but changes scores; None where
             there is none.
+        left_out: rows that were not looked at, because a score is no number: none is kept.
     """
 
     rows: int
@@ -80,6 +81,7 @@ class Advice:
     spread: float
     changes: tuple[Change, ...]
     refused: Change | None
+    left_out: int = 0
 
 
 def schema_of(frame: pd.DataFrame, without: Sequence[str] = (), decimals: int = 4) -> InputSchema:
@@ -128,6 +130,17 @@ def advise(
             fix="Give at least one row, and a score for each.",
         )
     found = given.reshape(batch.count, -1)
+    is_number = np.isfinite(found).all(1)
+    left_out = int((~is_number).sum())
+    if left_out:  # the cache keeps none of them
+        if left_out == batch.count:
+            raise OutputError(
+                where="scores", problem="are all no numbers", fix="Give what the model answered."
+            )
+        found, batch = (
+            found[is_number],
+            batch_of(batch.rows(np.flatnonzero(is_number)), schema.names, schema.lists),
+        )
     some = _Search(batch, found, schema)
     if batch.count > _SEARCHED:  # what is found on some of the rows is checked on all of them
         places = np.sort(np.random.default_rng(0).choice(batch.count, _SEARCHED, replace=False))
@@ -156,6 +169,7 @@ def advise(
         spread,
         tuple(changes),
         min(worse, key=lambda one: one.keys, default=None),
+        left_out,
     )
 
 
@@ -181,7 +195,7 @@ class _Search:
             field = self._fields[name]
             if decimals is not None and (decimals != _places(field) or field.decimals is not None):
                 field = replace(field, decimals=decimals)
-            codes = field.codes(self._batch.column(name), self._batch.count)
+            codes = field.codes(self._batch.required(name), self._batch.count)
             unique: Any = np.unique(codes, axis=0, return_inverse=True)[1]
             found = self._codes[name, decimals] = np.asarray(unique, np.intp).ravel()
         return found
@@ -195,16 +209,15 @@ class _Search:
         order = np.argsort(group, kind="stable")
         starts = np.flatnonzero(np.diff(group[order], prepend=-1))
         scores = self._scores[order]
-        with np.errstate(invalid="ignore"):
-            width = np.maximum.reduceat(scores, starts) - np.minimum.reduceat(scores, starts)
-        return len(starts), float(np.nan_to_num(width, nan=np.inf).max())
+        width = np.maximum.reduceat(scores, starts) - np.minimum.reduceat(scores, starts)
+        return len(starts), float(width.max())
 
     def _left(self, key: _Key) -> tuple[int, float]:
         """Distinct keys, and the variance of the scores that is left in them, as a sum."""
         group = self._group(key)
         sizes = np.bincount(group)
         left = 0.0
-        for column in np.nan_to_num(self._scores - np.nanmean(self._scores, 0)).T:
+        for column in (self._scores - np.mean(self._scores, 0)).T:
             means = np.bincount(group, column) / sizes
             left += float(((column - means[group]) ** 2).sum())
         return len(sizes), left
