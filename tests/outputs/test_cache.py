@@ -504,3 +504,21 @@ def test_kinds_of_fields_meet_in_one_input() -> None:
     assert outputs.score(same, lambda _: [2.0]).values.tolist() == [1.0]
     for name, value in (("shop", "b"), ("embedding", [1.0, 2.1]), ("at", "2026-01-01T00:00:01")):
         assert outputs.score({**row, name: value}, lambda _: [3.0]).values.tolist() == [3.0]
+
+
+def test_what_is_no_matrix_of_the_model_is_refused_wherever_it_is_looked_at() -> None:
+    for policy in ({}, {"family": "amount"}):
+        outputs = cache(**policy)
+        outputs.score(np.array([[1.0]]), np.ravel)
+        for odd in (np.array(3.0), np.array([1.0]), np.zeros((1, 2)), np.zeros((1, 1, 1))):
+            with pytest.raises(OutputError, match="are an array of shape"):
+                outputs.score(odd, np.ravel)
+
+
+def test_an_answer_is_the_callers_own() -> None:
+    """Whoever writes into it changes nothing of what others are answered."""
+    outputs = cache()
+    for batch in (np.array([[1.0]]), np.array([[1.0]]), np.array([[1.0], [1.0]])):
+        scored = outputs.score(batch, lambda rows: rows[:, 0] + 1)
+        assert scored.values.tolist() == [2.0] * len(batch)
+        scored.values *= 7

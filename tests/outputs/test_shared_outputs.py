@@ -20,7 +20,8 @@ from hotplate.clock import FakeClock
 from hotplate.embedded import EmbeddedServer
 from hotplate.errors import ConfigError
 from hotplate.invalidation import local
-from hotplate.outputs import InputSchema, OutputCache, OutputPolicy
+from hotplate.outputs import OutputCache, OutputPolicy
+from hotplate.outputs.scored import form_in
 from pipelines.lab.cluster import Cluster
 from pipelines.lab.programs import redis_server, valkey_server
 from pipelines.lab.servers import frozen, out_of_memory
@@ -71,10 +72,18 @@ class Fleet:
         moment = [T0 + timedelta(seconds=self.moment)]
         self.repo.write(view, through or self.repo.bare, **columns, event_time=moment)
 
-    def join(self) -> Member:
-        """Another process that shares nothing with the others but the server."""
+    def join(self, *, is_new: bool = False) -> Member:
+        """Another process that shares nothing with the others but the server.
+
+        Args:
+            is_new: whether its model has not answered anything yet.
+        """
         local._domains.clear()
-        return Member(self.repo.open_hot())
+        member = Member(self.repo.open_hot())
+        if not is_new:
+            member.outputs.score(np.zeros((1, 2)), member.model)
+            member.calls = 0
+        return member
 
 
 class Member:
@@ -120,6 +129,12 @@ def test_one_computes_and_the_others_take_it(fleet: Fleet) -> None:
     assert [member.calls for member in (one, other, third)] == [1, 1, 0]
     assert third.ask((3, 3)) == ["hit"]
     assert third.outputs.stats()["from shared"] == 1, "it is in memory by now"
+    new = fleet.join(is_new=True)
+    assert new.ask((1, 1)) == new.ask((1, 1)) == ["hit"]
+    assert new.outputs.stats()["from shared"] == 2, "nobody knows how its own model answers"
+    assert new.ask((0, 0), (1, 1)) == ["miss", "hit"]
+    assert new.ask((1, 1)) == new.ask((1, 1)) == ["hit"]
+    assert new.outputs.stats()["from shared"] == 4
 
 
 CHANGES: dict[str, Callable[[Fleet, Member], Any]] = {
@@ -417,7 +432,31 @@ def test_what_cannot_be_shared_is_said(tmp_path: Path, server: EmbeddedServer) -
 @pytest.mark.parametrize("form", [b"<f9:", b"<f8:2", b"<f8:,,", b"<i8:1,1,1,1"])
 def test_a_form_that_does_not_fit_is_a_miss(form: bytes) -> None:
     """What verifies may still come from something that is not this program."""
-    outputs = OutputCache("fraud", "1", InputSchema.of("x"))
-    outputs.score(np.array([[1.0]]), lambda rows: rows[:, 0])
-    assert outputs._has_form(b"<f8:", bytes(8))
-    assert outputs._has_form(form, bytes(8)) == (form == b"<f8:,,")
+    own = form_in(b"<f8:", bytes(8))
+    assert own == (np.dtype(np.float64), ())
+    assert (form_in(form, bytes(8)) == own) == (form == b"<f8:,,")
+
+
+def test_the_form_of_the_model_here_counts(fleet: Fleet) -> None:
+    """Another process answers float32 for the same version: that is no error here, ever."""
+    other = fleet.join(is_new=True)
+    pairs = ((1, 1), (2, 2), (3, 3))
+    ids = np.array(pairs, np.float64)
+    other.outputs.score(
+        ids[:2], lambda ids: ids.sum(1).astype(np.float32), features=other.read(*pairs[:2])
+    )
+    member = fleet.join(is_new=True)
+    asked = []
+
+    def model(ids: Any) -> Any:
+        asked.append(len(ids))
+        return ids.sum(1)
+
+    answer = member.read(*pairs)
+    first = member.outputs.score(ids[:1], model, features=member.read(pairs[0]))
+    assert (first.why, first.values.dtype) == (["hit"], np.dtype(np.float32))
+    for number, why in enumerate((["miss"] * 3, ["hit"] * 3)):
+        scored = member.outputs.score(ids, model, features=answer)
+        assert (scored.why, scored.values.dtype) == (why, np.dtype(np.float64)), number
+        np.testing.assert_array_equal(scored.values, ids.sum(1))
+    assert asked == [1, 3], "asked for one row first, then for all"

@@ -272,6 +272,8 @@ def test_features_that_say_nothing_are_refused(repo: Repo) -> None:
         outputs.score(ids, sums, features=two.to_dict())
     repo.apply(*transforms(repo.hot.get_feature_view("profile"))[:1])
     passed = repo.hot.get_online_features(["doubled:twice"], [{"user_id": 1}])
+    with pytest.raises(OutputError, match="are an empty list"):
+        outputs.score(np.array([[1.0, 1.0]]), sums, features=[])
     with pytest.raises(OutputError, match="on-demand"):
         outputs.score(ids, sums, features=passed)
     alone = OutputCache("m", "1", InputSchema.of("a", "b"))

@@ -20,12 +20,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,7 +42,15 @@ from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
 from hotplate.outputs.rules import Asked, AskedOne, Verdict
 from hotplate.outputs.run import Run
-from hotplate.outputs.scored import ONE_HIT, Inputs, InputsOf, Scored, Values
+from hotplate.outputs.scored import (
+    ONE_HIT,
+    Form,
+    Inputs,
+    InputsOf,
+    Scored,
+    Values,
+    values_of,
+)
 from hotplate.outputs.stats import OutputStats
 from hotplate.tiers.outputs import Kept, OutputTier
 from hotplate.tiers.shared_outputs import SharedOutputs
@@ -98,7 +105,8 @@ class OutputCache:
                 pause_ns=self.policy.family_pause_ns,
             )
         )
-        self._form: tuple[np.dtype[Any], tuple[int, ...]] | None = None
+        self._form: Form | None = None  # of what this process' model answers
+        self._one_row = 1, len(inputs.fields)
         self._off = ""
         self._lease: Lease | None = None
         self._lock = threading.Lock()
@@ -164,7 +172,8 @@ class OutputCache:
                 read are for rules.
             predict: the model: takes rows of the batch in the container that it came in, returns an
                 array of (rows,) or (rows, columns). Called at most once, with the rows that the
-                cache does not answer.
+                cache does not answer; but for a model whose first answer here is of another form
+                than what other processes shared of this version: then it is asked for all.
             features: the answer of the store (`get_online_features` or a reader) whose row i was
                 read for row i of the batch, or several of them. Outputs end with these features;
                 without them nothing is kept, unless the policy says that the model reads none.
@@ -174,7 +183,7 @@ class OutputCache:
             Exception: whatever the model raised.
         """
         is_sampled: bool | None = None
-        if type(batch) is np.ndarray and len(batch) == 1:
+        if type(batch) is np.ndarray and batch.shape == self._one_row:
             is_sampled = self._chance.random() < self.policy.shadow_share
             if not is_sampled and (found := self._hit(batch)) is not None:
                 return found
@@ -184,7 +193,9 @@ class OutputCache:
                 began_s = time.perf_counter()
                 answered = predict(run.wanted)
                 run.model_s = time.perf_counter() - began_s
-                run.take(answered)
+                is_done = run.take(answered)
+            if not is_done:
+                return self.score(batch, predict, features=features)
         return run.answer()
 
     async def score_async(
@@ -204,9 +215,11 @@ class OutputCache:
                     answered = await asyncio.to_thread(predict, run.wanted)
                 run.model_s = time.perf_counter() - began_s
                 if self._shared is None:
-                    run.take(answered)
+                    is_done = run.take(answered)
                 else:
-                    await asyncio.to_thread(run.take, answered)
+                    is_done = await asyncio.to_thread(run.take, answered)
+            if not is_done:
+                return await self.score_async(batch, predict, features=features)
         return run.answer()
 
     @contextmanager
@@ -235,7 +248,7 @@ class OutputCache:
         if self.clock.now_ns() > deadline_ns or is_heard or any(tie.is_cut for tie in ties):
             return None
         dtype, shape = self._form
-        values = np.frombuffer(value, dtype).reshape(1, *shape)
+        values = np.frombuffer(bytearray(value), dtype).reshape(1, *shape)  # the caller's own
         if self._rules.rules:
             scores = self._as_scores(values)[0].tolist()
             asked = AskedOne(row[0], self.inputs.places, scores, self.clock.wall_ns())
@@ -264,7 +277,8 @@ class OutputCache:
         now_ns = self.clock.now_ns()
         kept = self._tier.get(key)
         value, deadline_ns, ties = (None, 0, ()) if kept is None else kept[:3]
-        scores = None if value is None else self._as_scores(self._values([value]))
+        found = None if value is None else values_of([value], self._form)
+        scores = None if found is None else self._as_scores(found)
         verdicts = self._rules.judge(Asked(rows, scores, self.clock.wall_ns()))
         return OutputExplanation(
             model=self.name,
@@ -274,7 +288,7 @@ class OutputCache:
                 (rule.name, rule.reason, _said(verdict, rule.needs_score and scores is None))
                 for rule, verdict in zip(self._rules.rules, verdicts, strict=True)
             ),
-            kept=None if value is None else tuple(np.ravel(self._values([value])).tolist()),
+            kept=None if found is None else tuple(np.ravel(found).tolist()),
             expires_in_s=None if value is None else (deadline_ns - now_ns) / 1e9,
             is_invalidated=any(tie.is_cut for tie in ties),
         )
@@ -312,11 +326,6 @@ class OutputCache:
     def _batch_of(self, given: Any) -> Batch:
         return batch_of(given, self.inputs.names, self.inputs.lists)
 
-    def _values(self, found: Sequence[bytes]) -> Values:
-        assert self._form is not None
-        dtype, shape = self._form
-        return np.frombuffer(b"".join(found), dtype).reshape(len(found), *shape)
-
     @staticmethod
     def _as_scores(values: Values) -> npt.NDArray[np.float64]:
         return np.asarray(values, np.float64).reshape(len(values), -1)
@@ -326,19 +335,6 @@ class OutputCache:
         assert self._form is not None
         dtype, shape = self._form
         return f"{dtype.str}:{','.join(map(str, shape))}".encode()
-
-    def _has_form(self, form: bytes, value: bytes) -> bool:
-        """Whether an output of another process is of the form that those of this one have."""
-        said, _, sizes = form.decode().partition(":")
-        try:
-            found = np.dtype(said), tuple(int(one) for one in sizes.split(",") if one)
-        except TypeError:  # a width that numpy does not have
-            return False
-        if len(value) != found[0].itemsize * math.prod(found[1]):
-            return False
-        if self._form is None:
-            self._form = found
-        return self._form == found
 
     def _checked(self, given: Any, count: int) -> Values:
         """What the model answered, if it is of the shape that it must be."""

@@ -29,6 +29,8 @@ from hotplate.outputs.scored import (
     Mask,
     Scored,
     Values,
+    form_in,
+    values_of,
 )
 from hotplate.tiers.outputs import Kept
 from hotplate.tiers.shared_outputs import OutputSlot
@@ -87,6 +89,7 @@ class Run:
         self._versions: dict[int, tuple[int, ...]] = {}
         self._era = cache._tier.versions(())
         self._judge(None, np.arange(count))
+        self._form = cache._form  # of what is found
         self._found: dict[int, Kept] = {}
         self._slots: dict[int, OutputSlot] = {}
         if cache._off:
@@ -173,21 +176,23 @@ class Run:
         if found:
             rows = sorted(found)  # as in the batch: those from elsewhere came last
             if cache._rules.has_score:
-                scores = cache._as_scores(cache._values([found[row][0] for row in rows]))
+                scores = cache._as_scores(self._values(rows))
                 self._judge(scores, rows)
                 for row in rows:
                     if codes[row] >= RULE:
                         del found[row]
             codes[list(found)] = HIT
-        if came:
+        if came and cache._form is not None:
+            # what is in memory is all of one form: that of the model here, once it has answered
             items: list[Any] = [
                 (keys[row], *found[row][:2], on, is_heard, versions)
                 for row, (on, is_heard, versions) in came.items()
                 if row in found
             ]
             cache._tier.put(items)
+        if came:
             with cache._lock:
-                cache._counts["from shared"] += len(items)
+                cache._counts["from shared"] += sum(row in found for row in came)
 
     def _look_shared(self) -> dict[int, tuple[tuple[Key, ...], bool, tuple[int, ...]]]:
         """Find in the shared tier what is not in memory.
@@ -229,7 +234,10 @@ class Run:
             deadline_ns = now_ns + one.left_ns
             if inputs is not None:
                 deadline_ns = min(deadline_ns, inputs.deadlines_ns[row])
-            if deadline_ns > now_ns and cache._has_form(one.form, one.value):
+            form = form_in(one.form, one.value)
+            if self._form is None:
+                self._form = form
+            if deadline_ns > now_ns and form is not None and form == self._form:
                 self._found[row] = (one.value, deadline_ns, (), (), is_heard)
                 came[row] = (ons[row], is_heard, versions[row])
         return came
@@ -262,18 +270,29 @@ class Run:
         self._fresh: Values | None = None
         self.wanted = self._batch.rows(self._asked) if asked else None
 
-    def take(self, given: Any) -> None:
+    def _values(self, rows: Sequence[int]) -> Values:
+        """What was found for rows."""
+        return values_of([self._found[row][0] for row in rows], self._form)
+
+    def take(self, given: Any) -> bool:
         """Check and keep what the model answered for `wanted`.
+
+        Returns:
+            Whether it fits what was found; if not, all of the batch is to be asked for once more.
 
         Raises:
             OutputError: it is not what it must be; nothing is kept.
         """
         cache = self._cache
         fresh = self._fresh = cache._checked(given, len(self._asked))
+        if self._form != cache._form:
+            if self._found:
+                return False
+            self._form = cache._form
         place_of = {row: place for place, row in enumerate(self._asked.tolist())}
         if self._shadow:
             pairs = [(row, self._same.get(row, row)) for row in self._shadow]
-            kept = cache._values([self._found[row][0] for row, _ in pairs])
+            kept = self._values(self._shadow)
             prefix = "dry_run" if cache.policy.dry_run else "shadow"
             cache._compare(kept, fresh[[place_of[row] for _, row in pairs]], prefix)
         if self._members is not None:
@@ -285,6 +304,7 @@ class Run:
             _log.warning("%s: %d answers are no numbers; none is kept", cache._shown, wrong)
         elif not cache._off and not self._lacks_features:
             self._keep(fresh)
+        return True
 
     def _note_outputs(self, members: Members, fresh: Values, place_of: Mapping[int, int]) -> None:
         """Tell the families what was computed of them, where it is not bypassed."""
@@ -371,15 +391,13 @@ class Run:
         from_cache = np.zeros(count, np.bool_)
         if self._answered:
             from_cache[self._answered] = True
-        if cache._form is None:
+        if self._form is None:
             values = np.empty(0)
         else:
-            dtype, shape = cache._form
+            dtype, shape = self._form
             values = np.empty((count, *shape), dtype)
             if self._answered:
-                values[self._answered] = cache._values(
-                    [self._found[row][0] for row in self._answered]
-                )
+                values[self._answered] = self._values(self._answered)
             if self._fresh is not None:
                 values[self._asked] = self._fresh
                 for row, original in self._same.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
@@ -23,15 +24,20 @@ __all__ = [
     "ONE_HIT",
     "RULE",
     "WORDS",
+    "Form",
     "Inputs",
     "InputsOf",
     "Mask",
     "Scored",
     "Values",
+    "form_in",
+    "values_of",
 ]
 
 Values: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+Form: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
+"""Of the output for one row: its type and its shape."""
 
 HIT, MISS, EXPIRED, CUT, COMPARED, RULE, OFF, BYPASSED = range(8)  # from RULE on nothing is kept
 ONE_HIT: Final = (np.ones(1, np.bool_), np.zeros(1, np.int16))
@@ -93,6 +99,24 @@ class Scored:
     def why(self) -> list[str]:
         """See above; made when asked for."""
         return [_word(code, self._rules) for code in self._codes.tolist()]
+
+
+def values_of(found: Sequence[bytes], form: Form | None) -> Values:
+    """Outputs that lie one after the other, as an array of (rows, *shape)."""
+    assert form is not None
+    dtype, shape = form
+    return np.frombuffer(b"".join(found), dtype).reshape(len(found), *shape)
+
+
+def form_in(said: bytes, value: bytes) -> Form | None:
+    """The form of an output of another process; None where the output is not of it."""
+    word, _, sizes = said.decode().partition(":")
+    try:
+        dtype = np.dtype(word)
+    except TypeError:  # a width that numpy does not have
+        return None
+    shape = tuple(int(one) for one in sizes.split(",") if one)
+    return (dtype, shape) if len(value) == dtype.itemsize * math.prod(shape) else None
 
 
 def _word(code: int, rules: Sequence[str]) -> str:

@@ -38,6 +38,13 @@ def inputs_of(runtime: Runtime, features: Any, count: int) -> Inputs:
         OutputError: one is no answer of the cache, or has another number of rows.
     """
     answers = features if isinstance(features, (list, tuple)) else [features]
+    if not answers:
+        raise OutputError(
+            where="features",
+            problem="are an empty list",
+            fix="Give the answers that the rows were made of; leave features out for a model that "
+            "reads none of the store.",
+        )
     parts = [part for answer in answers for part in _parts(answer, count)]
     keys = [part[1] for part in parts]
     views = [group.view for group, _, _ in parts]
