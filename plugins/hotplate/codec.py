@@ -484,8 +484,26 @@ class Layout:
                 out[:, column] = np.ndarray((len(rows),), cell_type, joined, offset, (end,))
         if not is_even:
             flags = np.ndarray((len(rows),), np.uint8, joined, FLAGS_AT, (end,))
-            for index in np.flatnonzero(flags).tolist():
+            self._fill_nulls(rows, np.flatnonzero(flags & STATES), positions, out, into)
+            for index in np.flatnonzero(flags & GENERIC).tolist():
                 self._patch(rows[index], positions, out[index], into)
+
+    def _fill_nulls(
+        self,
+        rows: Sequence[bytes],
+        places: npt.NDArray[np.intp],
+        positions: Sequence[int],
+        out: npt.NDArray[np.float32],
+        into: Sequence[int],
+    ) -> None:
+        """Put NaN where rows have no value; their cells there are zeros."""
+        if not len(places):
+            return
+        begins, ends = self.fixed_end, self.fixed_end + len(self.columns)
+        joined = b"".join([rows[place][begins:ends] for place in places.tolist()])
+        states = np.frombuffer(joined, np.uint8).reshape(len(places), len(self.columns))
+        found, columns = np.nonzero(states[:, positions])
+        out[places[found], np.asarray(into)[columns]] = np.nan
 
     def _patch(
         self,
