@@ -1,18 +1,24 @@
 """The features of a card fraud model, and how fresh the cache must keep each of them.
 
-Four feature views of two entities. What Hotplate needs is the map `FRESHNESS`, and one line in each
-view: `tags=FRESHNESS.tags(...)`. `feast apply` publishes it, and every process that serves these
-features follows it. The rest is plain Feast.
+Two entities, and two services. `fraud_v1` reads four plain feature views; what Hotplate needs of
+them is the map `FRESHNESS`, and one line in each view: `tags=FRESHNESS.tags(...)`. `feast apply`
+publishes it, and every process that serves these features follows it. The rest is plain Feast.
 
-The Parquet files under data/ are written by `python -m pipelines.demo`.
+`fraud_v2` adds what plain Feast cannot serve: time windows over the payments themselves, exact at
+the millisecond at which they are read, in training and in serving alike.
+
+The Parquet files under data/ are written by `python -m pipelines.demo` and, for `fraud_v2`, by
+`python -m pipelines.fraud features`.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from feast import Entity, FeatureService, FeatureView, Field, FileSource, PushSource, ValueType
-from feast.types import Float64, Int64
+from feast.aggregation import Aggregation
+from feast.types import Float64, Int64, String
 
-from hotplate import TTLMap
+from hotplate import TTLMap, windowed_view
 
 # How long a value may be served after it was read from the online store. Ask of each group: how
 # wrong may a score be, for how long, because this value has changed since?
@@ -24,6 +30,8 @@ FRESHNESS = TTLMap(
         # Rewritten by a batch job. In the last 30 s of the two minutes a value is still served, and
         # is reloaded in the background, so that a busy terminal's risk never has to be waited for.
         "terminal_risk": {"ttl": "2m", "stale_while_revalidate": "30s"},
+        # One number an entity, from all labels known by last midnight.
+        "risk_score": {"ttl": "10m", "stale_while_revalidate": "1m"},
     }
 )
 
@@ -110,4 +118,114 @@ fraud_v1 = FeatureService(
     name="fraud_v1",
     description="What the fraud model of this repo is scored with",
     features=[customer_profile, customer_spending, terminal_profile, terminal_risk],
+)
+
+# -- windows over payments ------------------------------------------------------------------------
+
+
+def payment_source(name: str, table: str) -> PushSource:
+    """What is pushed, over the table of all that was: `arrived` is when it became known."""
+    return PushSource(
+        name=name,
+        batch_source=FileSource(
+            name=f"{name}_file",
+            path=f"data/{table}.parquet",
+            timestamp_field="event_timestamp",
+            created_timestamp_column="arrived",
+        ),
+    )
+
+
+def over(prefix: str, column: str, functions: Sequence[str], *spans: str) -> list[Aggregation]:
+    """Aggregations of a column, named as in `card_mean_7d`; a span is "10m", "1h" or "7d"."""
+    units = {"m": "minutes", "h": "hours", "d": "days"}
+    return [
+        Aggregation(
+            column=column,
+            function=function,
+            time_window=timedelta(**{units[span[-1]]: int(span[:-1])}),
+            name=f"{prefix}_{function}_{span}",
+        )
+        for span in spans
+        for function in functions
+    ]
+
+
+# `profile="exact"`: a card has a few payments a day, so even 30 days are cheap to keep one by one.
+card_windows, card_events = windowed_view(
+    name="card_windows",
+    description="Payments of a card: how many, and their mean amount",
+    entities=[customer],
+    source=payment_source("payments", "payments"),
+    event_id="transaction_id",
+    schema=[
+        Field(name="customer_id", dtype=Int64),
+        Field(name="transaction_id", dtype=String),
+        Field(name="amount", dtype=Float64),
+    ],
+    aggregations=over("card", "amount", ("count", "mean"), "1d", "7d", "30d"),
+    profile="exact",
+)
+
+# More windows over the same payments: what happens within a session.
+card_session, _ = windowed_view(
+    name="card_session",
+    description="Payments of a card within minutes",
+    entities=[customer],
+    events=card_events,
+    aggregations=[
+        *over("card", "amount", ("count", "sum"), "10m"),
+        *over("card", "amount", ("count", "max"), "1h"),
+    ],
+    profile="exact",
+)
+
+# Whether a payment was a fraud is known a week later: the windows end a week ago, and a label that
+# arrives within eight days counts.
+terminal_windows, terminal_events = windowed_view(
+    name="terminal_windows",
+    description="Payments at a terminal a week ago and before: how many, and their share of frauds",
+    entities=[terminal],
+    source=payment_source("labels", "labels"),
+    event_id="transaction_id",
+    schema=[
+        Field(name="terminal_id", dtype=Int64),
+        Field(name="transaction_id", dtype=String),
+        Field(name="is_fraud", dtype=Int64),
+    ],
+    aggregations=over("label", "is_fraud", ("count", "mean"), "1d", "7d", "30d"),
+    delay=timedelta(days=7),
+    lateness=timedelta(days=8),
+    profile="exact",
+)
+
+
+def risk_score(entity: Entity) -> FeatureView:
+    """One number an entity: its share of frauds so far, drawn towards that of everybody."""
+    name = f"{entity.name}_risk_score"
+    return FeatureView(
+        name=name,
+        description=f"Risk of a {entity.name}, by all labels known at midnight",
+        entities=[entity],
+        ttl=EVENT_AGE,
+        schema=[Field(name=name, dtype=Float64)],
+        source=parquet(name),
+        tags=FRESHNESS.tags("risk_score"),
+    )
+
+
+customer_risk_score, terminal_risk_score = risk_score(customer), risk_score(terminal)
+
+fraud_v2 = FeatureService(
+    name="fraud_v2",
+    description="Windows, habits and risk: what `python -m pipelines.fraud` trains and scores with",
+    features=[
+        card_windows,
+        card_session,
+        terminal_windows,
+        customer_profile,
+        terminal_profile,
+        customer_risk_score,
+        terminal_risk_score,
+    ],
 )

@@ -36,7 +36,7 @@ from pipelines.demo.model import FraudModel
 from pipelines.demo.requests import Requests
 from pipelines.demo.updates import SpendingUpdates
 
-__all__ = ["Ages", "Block", "Recording", "Replay", "ReplaySpec"]
+__all__ = ["SERVICE", "Ages", "Block", "Recording", "Replay", "ReplaySpec"]
 
 SERVICE = "fraud_v1"
 PUSH_SOURCE = "customer_spending_push"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,18 +20,16 @@ from pipelines.demo.console import Bars, print_results
 from pipelines.demo.model import FraudModel, area_under_curve, fit
 from pipelines.demo.options import DemoError, Options
 from pipelines.demo.prepare import FULL_DAYS, World, prepare
-from pipelines.demo.replay import Recording, Replay, ReplaySpec
+from pipelines.demo.replay import SERVICE, Recording, Replay, ReplaySpec
 from pipelines.demo.report import page
 from pipelines.demo.requests import Requests, draw_requests
 from pipelines.demo.results import Results, machine, summarize
-from pipelines.demo.stores import FeatureRepo, online_source, quiet_feast
 from pipelines.demo.updates import SpendingUpdates
 from pipelines.fraud.load import load_transactions
-from pipelines.fraud.simulate import SimulationSpec, simulate
+from pipelines.fraud.simulate import SimulationSpec, radius_for, simulate
+from pipelines.fraud.stores import FeatureRepo, online_source, quiet_feast
 
 __all__ = ["run"]
-
-_TERMINALS_IN_REACH = 30
 
 
 @dataclass(frozen=True)
@@ -102,13 +99,11 @@ def _prepare(options: Options, bars: Bars) -> _Prepared:
 
 
 def _simulation(options: Options) -> SimulationSpec:
-    # The published radius suits 10,000 terminals; fewer of them lie further apart.
-    radius = math.sqrt(_TERMINALS_IN_REACH * 100**2 / (math.pi * options.terminals))
     return SimulationSpec(
         n_customers=options.customers,
         n_terminals=options.terminals,
         n_days=FULL_DAYS,
-        radius=min(100.0, radius),
+        radius=radius_for(options.terminals),
         seed=options.seed,
     )
 
@@ -118,7 +113,7 @@ def _serve(repo: FeatureRepo, world: World, bars: Bars) -> FeatureStore:
     with bars.wait("apply the feature repo"), quiet_feast(), _explained():
         repo.write_tables(world.tables)
         cached = repo.open_cached()
-        views = repo.apply(cached)
+        views = repo.apply(cached, SERVICE)
     with bars.wait("materialize", total=len(views)) as advance, quiet_feast():
         for view in views:
             repo.materialize(cached, view)

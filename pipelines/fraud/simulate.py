@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 from enum import IntEnum
-from math import isfinite
+from math import isfinite, pi, sqrt
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +46,7 @@ TRANSACTION_DTYPES: Mapping[str, str] = MappingProxyType(
 
 # The published constants. Lengths are map units, amounts currency units.
 _MAP_SIDE = 100.0
+_TERMINALS_IN_REACH = 30
 _MEAN_AMOUNT_RANGE = (5.0, 100.0)
 _STD_PER_MEAN_AMOUNT = 0.5
 _MAX_MEAN_TX_PER_DAY = 4.0
@@ -132,6 +133,14 @@ class SimulationSpec:
         published = next(field.default for field in fields(self) if field.name == name)
         value = getattr(self, name)
         return ValueError(f"{name}={value!r}: {problem}; {fix}, for example {published}")
+
+
+def radius_for(n_terminals: int) -> float:
+    """The radius within which about as many terminals lie as in the published data.
+
+    That data has 10,000 of them; fewer lie further apart.
+    """
+    return min(_MAP_SIDE, sqrt(_TERMINALS_IN_REACH * _MAP_SIDE**2 / (pi * n_terminals)))
 
 
 def customers(spec: SimulationSpec) -> pd.DataFrame:

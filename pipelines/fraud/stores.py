@@ -1,8 +1,9 @@
-"""The feature repo's stores for one run: a server of its own, a registry of its own.
+"""The feature repo's stores for one run, with a registry of its own.
 
-The repo's feature_store.yaml is read as it is; only `online_store.store` and the registry's path
-are replaced. So the demo needs no Redis and leaves none behind, and a registry that somebody keeps
-in the repo does not learn of features that were materialized elsewhere.
+The repo's feature_store.yaml is read as it is; only the registry's path is replaced, and, where a
+run brings a server of its own, `online_store.store`. So a demo needs no Redis and leaves none
+behind, and a registry that somebody keeps in the repo does not learn of features that were
+materialized elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import yaml
 from feast import Entity, FeatureService, FeatureStore, FeatureView, RepoConfig
 
 from hotplate.embedded import EmbeddedServer, EmbeddedServerError
+from hotplate.windowed import windowed_of
 
 __all__ = ["FeatureRepo", "OnlineSource", "online_source", "quiet_feast"]
 
@@ -103,44 +105,91 @@ class FeatureRepo:
     Args:
         folder: holds feature_store.yaml and features.py.
         work: for the registry.
-        source: in the place of `online_store.store`.
+        source: in the place of `online_store.store`; None leaves that as it is.
+        root: the folder with `data/`, which the paths of file sources begin at; `folder` if left
+            out.
 
     Raises:
         ValueError: the folder is no feature repo with Hotplate's online store.
     """
 
-    def __init__(self, folder: Path, work: Path, source: OnlineSource) -> None:
+    def __init__(
+        self, folder: Path, work: Path, source: OnlineSource | None, root: Path | None = None
+    ) -> None:
         self.folder = folder.resolve()
+        self.root = (root or folder).resolve()
         self._raw = _settings_of(self.folder / "feature_store.yaml")
         self._raw["registry"] = {**_registry_of(self._raw), "path": str(work / "registry.db")}
-        self._source = source
+        self._source = self._raw["online_store"]["store"] if source is None else source.settings
 
-    def open_cached(self) -> FeatureStore:
-        """Feast over Hotplate over the source, as the repo says it."""
-        online = {**self._raw["online_store"], "store": dict(self._source.settings)}
-        return self._open(online)
+    def open_cached(self, changed: Mapping[str, Any] | None = None) -> FeatureStore:
+        """Feast over Hotplate over the source, as the repo says it.
+
+        Args:
+            changed: settings of `online_store` in the place of the repo's own.
+        """
+        return self._open(
+            {**self._raw["online_store"], **(changed or {}), "store": dict(self._source)}
+        )
 
     def open_bare(self) -> FeatureStore:
         """Feast over the source."""
-        return self._open(dict(self._source.settings))
+        return self._open(dict(self._source))
+
+    def client(self) -> Any:
+        """A client of redis-py for the server that the wrapped store is, or its cluster.
+
+        Raises:
+            ValueError: the wrapped store is no Redis.
+        """
+        from feast.infra.online_stores.redis import RedisOnlineStore, RedisOnlineStoreConfig
+
+        if self._source.get("type") != "redis":
+            raise ValueError(
+                f"the online store is {self._source.get('type')}, and streams are Redis': wrap a "
+                "Redis or Valkey in feature_store.yaml, or name one with --redis HOST:PORT"
+            )
+        return RedisOnlineStore()._get_client(RedisOnlineStoreConfig(**self._source))
+
+    @property
+    def online(self) -> Mapping[str, Any]:
+        """What the repo says of its online store."""
+        return dict(self._raw["online_store"])
 
     def _open(self, online: Mapping[str, Any]) -> FeatureStore:
         config = RepoConfig(**{**self._raw, "online_store": dict(online)})
-        config.repo_path = self.folder
+        config.repo_path = self.root
         return FeatureStore(config=config)
 
     def write_tables(self, tables: Mapping[str, pd.DataFrame]) -> None:
         """Write the Parquet files that the repo's file sources name."""
-        data = self.folder / "data"
-        data.mkdir(exist_ok=True)
+        data = self.root / "data"
+        data.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
             table.to_parquet(data / f"{name}.parquet", index=False)
 
-    def apply(self, store: FeatureStore) -> list[str]:
-        """Apply what features.py declares; returns the names of its feature views."""
+    def apply(self, store: FeatureStore, service: str = "") -> list[str]:
+        """Apply what features.py declares, or of it what a feature service needs.
+
+        Returns:
+            The names of the feature views of the service, or of all.
+
+        Raises:
+            ValueError: there is no such service.
+        """
         objects = _declared(self.folder / "features.py")
-        store.apply(objects)
-        return [found.name for found in objects if isinstance(found, FeatureView)]
+        wanted = [one for one in objects if isinstance(one, FeatureService)]
+        if service:
+            known = ", ".join(one.name for one in wanted)
+            wanted = [one for one in wanted if one.name == service]
+            if not wanted:
+                raise ValueError(f"features.py declares no service {service!r}; there are: {known}")
+        views = {view.name for one in wanted for view in one.feature_view_projections}
+        windowed = [log for one in objects if one.name in views and (log := windowed_of(one))]
+        needed = views | {log.events for log in windowed}
+        rest = [one for one in objects if isinstance(one, Entity) or one.name in needed]
+        store.apply([*rest, *wanted])
+        return sorted(views)
 
     def materialize(self, store: FeatureStore, view: str) -> None:
         """Bring one feature view in the online store up to now."""
@@ -171,8 +220,9 @@ def _declared(path: Path) -> list[Any]:
         raise ValueError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return [
-        found
-        for found in vars(module).values()
-        if isinstance(found, Entity | FeatureView | FeatureService)
-    ]
+    found = {
+        id(one): one
+        for one in vars(module).values()
+        if isinstance(one, Entity | FeatureView | FeatureService)
+    }
+    return list(found.values())  # each once, also where it is bound to two names

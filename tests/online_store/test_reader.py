@@ -107,6 +107,13 @@ def test_freshness_and_empty_batches(repo: Repo) -> None:
     answer = reader.read({"user_id": [1]})
     assert answer.freshness()["floats"][0].tier is Tier.MEMORY
     assert answer.freshness()["floats"][0].age_s == pytest.approx(2)
+    reader = repo.cache.reader(["floats:f1", "a:x"])
+    answer = reader.read({"user_id": [1, 2, 3]})
+    ages = answer.ages_s()
+    for view, items in answer.freshness().items():
+        np.testing.assert_array_equal(ages[view], [item.age_s for item in items])
+    assert set(ages) == {"floats", "a"}
+    assert ages["floats"][0] == pytest.approx(2)
 
 
 @pytest.mark.parametrize(

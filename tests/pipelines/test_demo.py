@@ -28,10 +28,10 @@ from pipelines.demo.model import FEATURES, fit
 from pipelines.demo.prepare import FULL_DAYS, prepare, risk, spending
 from pipelines.demo.report import PLOTS
 from pipelines.demo.requests import draw_requests
-from pipelines.demo.stores import FeatureRepo, OnlineSource, online_source, quiet_feast
 from pipelines.demo.updates import SpendingUpdates
 from pipelines.demo.wording import GROUP_HEADINGS, equality
 from pipelines.fraud.simulate import SimulationSpec, simulate
+from pipelines.fraud.stores import FeatureRepo, OnlineSource, online_source, quiet_feast
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = SimulationSpec(n_customers=60, n_terminals=90, n_days=FULL_DAYS, radius=30.0)
@@ -301,7 +301,7 @@ def test_the_feature_repo_says_its_policies(
     repo.write_tables(WORLD.tables)
     with quiet_feast():
         store = repo.open_cached()
-        repo.apply(store)
+        repo.apply(store, "fraud_v1")
         policies = hotplate.of(store).policies()
     assert policies["terminal_risk"].ttl_ns == parse_duration(terminal_risk)
     assert policies["customer_profile"].ttl_ns == parse_duration(customer_profile)

@@ -60,6 +60,10 @@ class MatrixAnswer:
         """Feature view -> one item an entity, as `CachedResponse.freshness`."""
         return self._response.freshness()
 
+    def ages_s(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Feature view -> ages, seconds, float64 (entities,), as `CachedResponse.ages_s`."""
+        return self._response.ages_s()
+
 
 class MatrixReader:
     """Reads features as a matrix. Made by `Hotplate.reader`, which says what it takes.

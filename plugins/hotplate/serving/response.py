@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import numpy.typing as npt
 from feast.online_response import TIMESTAMP_POSTFIX, OnlineResponse
 from feast.protos.feast.serving.ServingService_pb2 import FieldStatus, GetOnlineFeaturesResponse
 from feast.protos.feast.types.Value_pb2 import Value
@@ -114,6 +116,18 @@ class CachedResponse(OnlineResponse):  # type: ignore[misc]
                 _freshness(group, row, self._now_ns, tiers[at] if tiers else Tier.MEMORY)
                 for at, row in enumerate(rows)
             ]
+        return found
+
+    def ages_s(self) -> dict[str, npt.NDArray[np.float64]]:
+        """How old each row is, seconds: feature view, as the request names it -> float64 (rows,).
+
+        The ages of `freshness()`, for batches: several times faster.
+        """
+        found = {}
+        for group, rows in zip(self._plan.groups, self._rows, strict=True):
+            stamps = np.frombuffer(b"".join([row[:8] for row in rows]), ">i8").astype(np.int64)
+            ages_ns = np.maximum(self._now_ns - stamps, 0)
+            found[group.table.projection.name_to_use()] = ages_ns / 1e9
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,0 +1,312 @@
+"""The pipeline's command: `python -m pipelines.fraud STEP`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from pipelines.fraud.score import Source
+    from pipelines.fraud.work import Work
+
+__all__ = ["main"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PATH = click.Path(path_type=Path)
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_DEVICE = click.Choice(["auto", "cpu", "cuda"])
+
+
+@click.group(context_settings={"show_default": True})
+@click.option("--repo", type=_PATH, default=_ROOT / "feature_repo", help="The feature repo.")
+@click.option(
+    "--work",
+    type=_PATH,
+    default=_ROOT / "out" / "fraud",
+    help="Where data, registry, models and decisions are kept.",
+)
+@click.option(
+    "--redis",
+    metavar="HOST:PORT",
+    help="The online store, in the place of that of the repo's feature_store.yaml.",
+)
+@click.pass_context
+def main(context: click.Context, repo: Path, work: Path, redis: str | None) -> None:
+    """Fraud scoring on Feast, Hotplate and XGBoost, step by step.
+
+    First time, with a Redis or Valkey that `server` can be:
+
+    \b
+      python -m pipelines.fraud simulate     payments with known frauds; or: load FILE
+      python -m pipelines.fraud features     tables, apply, materialize, windows
+      python -m pipelines.fraud train        a model, point-in-time
+      python -m pipelines.fraud score --stream payments
+    """
+    context.obj = {"repo": repo, "work": work, "redis": redis}
+
+
+def _work() -> Work:
+    """The run's folder; Feast is imported only now, so that help and mistakes do not wait."""
+    from pipelines.fraud.stores import OnlineSource
+    from pipelines.fraud.work import Work
+
+    given: dict[str, Any] = click.get_current_context().obj
+    source = None
+    if given["redis"]:
+        settings = {"type": "redis", "connection_string": given["redis"]}
+        source = OnlineSource(given["redis"], settings)
+    return Work(given["work"], given["repo"], source)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What fails because of what was given or found is one line, and exit status 1."""
+    from hotplate import HotplateError
+    from pipelines.fraud.bundle import ModelRefused
+    from pipelines.fraud.ledger import LedgerError
+    from pipelines.fraud.sources import SourceError
+
+    try:
+        yield
+    except (ValueError, OSError, HotplateError, ModelRefused, LedgerError, SourceError) as error:
+        _fail(str(error))
+    except ImportError as error:
+        _fail(f"{error}; install what the pipeline needs: pip install 'feast-hotplate[all]'")
+    except Exception as error:
+        if type(error).__module__.startswith("redis"):
+            _fail(
+                f"the online store does not answer: {error}. Name one with --redis HOST:PORT, or "
+                "leave `python -m pipelines.fraud server` running in another terminal"
+            )
+        raise
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"fraud: {' '.join(message.split())}", err=True)
+    raise SystemExit(1)
+
+
+@contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    with Console(stderr=True).status(what):
+        yield
+
+
+@main.command()
+@click.option("--customers", type=click.IntRange(min=20), default=1_000, help="Cards.")
+@click.option("--terminals", type=click.IntRange(min=20), default=2_000, help="Where they pay.")
+@click.option("--days", type=click.IntRange(min=60), default=91, help="Of payments, until now.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of everything drawn.")
+def simulate(customers: int, terminals: int, days: int, seed: int) -> None:
+    """Simulate payments with known frauds, after the Fraud Detection Handbook."""
+    with _told(), _waiting("simulating"):
+        from pipelines.fraud.simulate import SimulationSpec, radius_for
+        from pipelines.fraud.simulate import simulate as draw
+        from pipelines.fraud.tables import moved_to_now
+
+        radius = radius_for(terminals)
+        spec = SimulationSpec(customers, terminals, days, radius=radius, seed=seed)
+        work, found = _work(), moved_to_now(draw(spec))
+        work.save(found)
+    click.echo(f"{len(found):,} payments, {int(found['TX_FRAUD'].sum()):,} frauds")
+
+
+@main.command()
+@click.argument("file", type=_FILE)
+@click.option("--move/--as-it-is", default=True, help="Move times by whole weeks, up to now.")
+def load(file: Path, move: bool) -> None:
+    """Take payments from a Parquet or CSV FILE in the columns of the Handbook's data."""
+    with _told(), _waiting(f"reading {file}"):
+        from pipelines.fraud.load import load_transactions
+        from pipelines.fraud.tables import moved_to_now
+
+        found = load_transactions(file)
+        work = _work()
+        work.save(moved_to_now(found) if move else found)
+    click.echo(f"{len(found):,} payments")
+
+
+@main.command()
+def features() -> None:
+    """Write the tables, apply the feature repo, materialize, and fill the windows."""
+    with _told():
+        from pipelines.demo.console import Bars
+        from pipelines.fraud.stores import quiet_feast
+
+        work = _work()
+        with Bars.on(Console()) as bars:
+            with bars.wait("write the tables"):
+                counts = work.write_tables(work.transactions())
+            with bars.wait("apply the feature repo"), quiet_feast():
+                store = work.apply()
+            views = work.views(store, windowed=False)
+            with bars.wait("materialize", total=len(views)) as advance:
+                for view in views:
+                    with quiet_feast():
+                        work.materialize(store, view)
+                    advance(1)
+            for events in work.events(store):
+                with bars.wait(f"fill {events}", total=counts[_table_of(events)]) as advance:
+                    done = 0
+                    for seeded in work.seed(store, events):
+                        advance(seeded.done - done)
+                        done = seeded.done
+
+
+def _table_of(events: str) -> str:
+    return "payments" if events.startswith("card") else "labels"
+
+
+@main.command()
+@click.option("--device", type=_DEVICE, default="auto")
+@click.option("--weeks", type=click.IntRange(min=1), default=2, help="Of payments trained on.")
+@click.option("--folds", type=click.IntRange(min=0), default=2, help="Earlier tests.")
+@click.option("--rounds", type=click.IntRange(min=1), default=500, help="Trees at the most.")
+@click.option("--review", type=click.FloatRange(0, 1), default=0.01, help="Share looked at.")
+@click.option("--decline", type=click.FloatRange(0, 1), default=0.002, help="Share declined.")
+@click.option("--version", help="Its name; the day and its hash if left out.")
+@click.option("--current/--not-current", default=True, help="Whether it is served from now on.")
+def train(
+    device: str,
+    weeks: int,
+    folds: int,
+    rounds: int,
+    review: float,
+    decline: float,
+    version: str | None,
+    current: bool,
+) -> None:
+    """Train a model on what was known when each payment was made."""
+    with _told():
+        from pipelines.fraud.device import find_device
+        from pipelines.fraud.train import TrainSpec
+        from pipelines.fraud.train import train as fit
+        from pipelines.fraud.work import SERVICE
+
+        if decline > review:
+            raise click.UsageError("--decline is a share of payments within --review")
+        found = find_device(device)
+        click.echo(found.why)
+        work, console = _work(), Console()
+        spec = TrainSpec(weeks, folds, rounds, review, decline)
+        with console.status("reading features as of each payment, and training"):
+            store, payments = work.open(), work.labelled()
+            say: Callable[[str], None] = console.print
+            bundle = fit(store, SERVICE, payments, found, spec, version=version, say=say)
+            path = work.models.save(bundle)
+            if current:
+                work.models.make_current(bundle.version)
+    click.echo(f"model {bundle.version}{', current' if current else ''}: {path}")
+
+
+@main.command()
+@click.option("--stream", metavar="KEY", help="A Redis stream to follow.")
+@click.option("--file", "file", type=_FILE, help="A Parquet or CSV file of payments.")
+@click.option("--database", metavar="URL", help="Of decisions; SQLite in --work if left out.")
+@click.option("--size", type=click.IntRange(min=1), default=1_000, help="Payments in a batch.")
+@click.option(
+    "--wait", "wait_ms", type=click.FloatRange(0), default=5.0, help="For more of them, ms."
+)
+@click.option(
+    "--without", multiple=True, metavar="LAYER", help="features, windows, outputs or scorer."
+)
+@click.option("--restamp", is_flag=True, help="Take payments as made just now, as in a replay.")
+@click.option("--until-empty", is_flag=True, help="End when the stream has no more.")
+@click.option("--from", "position", metavar="ID", help="Begin there, and not where the last ended.")
+@click.option("--model", "version", help="A version; the current one if left out.")
+@click.option("--device", type=_DEVICE, default="auto")
+def score(
+    stream: str | None,
+    file: Path | None,
+    database: str | None,
+    size: int,
+    wait_ms: float,
+    without: tuple[str, ...],
+    restamp: bool,
+    until_empty: bool,
+    position: str | None,
+    version: str | None,
+    device: str,
+) -> None:
+    """Decide payments as they arrive, each once; write decisions to a database."""
+    if (stream is None) == (file is None):
+        raise click.UsageError("give --stream KEY or --file FILE")
+    with _told():
+        from pipelines.fraud.decide import Decider, Layers, scorer_of
+        from pipelines.fraud.ledger import open_ledger
+        from pipelines.fraud.line import Line
+        from pipelines.fraud.score import Job, ended_by_signals, shown
+
+        work, console = _work(), Console()
+        layers = Layers.without(without)
+        with console.status("opening the store and the model"):
+            source, total = _source(work, stream, file, ends=until_empty)
+            store = work.open(layers)
+            bundle = work.model(store, version)
+            scorer = scorer_of(bundle, device, is_fast=layers.scorer)
+            decider = Decider(store, bundle, scorer, layers)
+        console.print(f"model {bundle.version}; {scorer.way}", highlight=False)
+        with open_ledger(database or work.database, say=console.print) as ledger:
+            line = Line(
+                store, lambda: decider, ledger, source.name, restamp=restamp, say=console.print
+            )
+            job = Job(line, source, size, wait_ms)
+            with ended_by_signals(job), shown(console, total) as show:
+                job.run(position, show)
+
+
+def _source(
+    work: Work, stream: str | None, file: Path | None, *, ends: bool
+) -> tuple[Source, int | None]:
+    from pipelines.fraud.sources import FileSource, StreamSource
+
+    if file is not None:
+        found = FileSource(file)
+        return found, len(found)
+    assert stream is not None
+    return StreamSource(work.repo.client(), stream, ends=ends), None
+
+
+@main.command()
+def models() -> None:
+    """List the versions of the model."""
+    with _told():
+        from pipelines.fraud.bundle import ModelRefused
+
+        work = _work()
+        try:
+            current = work.models.current()
+        except ModelRefused:
+            current = ""
+        for version in work.models.versions():
+            bundle = work.models.load(version)
+            metrics = bundle.metrics
+            click.echo(
+                f"{'*' if version == current else ' '} {version}  AUC {metrics['auc']:.3f}  "
+                f"average precision {metrics['average_precision']:.3f}  {bundle.rounds} trees  "
+                f"{bundle.made['at']}"
+            )
+
+
+@main.command()
+@click.option("--port", type=click.IntRange(1, 65_535), default=6_379)
+def server(port: int) -> None:
+    """Run a Valkey server of our own until Ctrl-C, for trying this out; it keeps nothing."""
+    with _told():
+        import signal
+
+        from hotplate.embedded import EmbeddedServer
+
+        with EmbeddedServer.start(port=port) as found:
+            click.echo(f"{found.connection_string}; Ctrl-C ends it")
+            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""From payments to decisions: read, ask the cache of outputs, score what is left.
+
+The same path for a stream, a file and a single request. Features are read as a matrix before the
+payments are recorded, so no payment counts itself, as in training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from feast import FeatureStore
+
+import hotplate
+from hotplate.outputs import InputSchema
+from pipelines.fraud.bundle import Bundle
+from pipelines.fraud.device import find_device
+from pipelines.fraud.inputs import REQUEST_INPUTS, request_inputs
+from pipelines.fraud.payments import Payments
+from pipelines.fraud.scorer import Scorer
+
+__all__ = ["APPROVE", "DECLINE", "REVIEW", "Decided", "Decider", "Layers", "Scores", "scorer_of"]
+
+APPROVE, REVIEW, DECLINE = DECISIONS = ("approve", "review", "decline")
+MODEL: Final = "fraud"
+"""What `online_store.outputs` calls it."""
+_ID_INPUTS: Final = {"customer_id": "customer_ids", "terminal_id": "terminal_ids"}
+
+
+class Scores(Protocol):
+    """What scores rows."""
+
+    def score(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Scores, float32 (rows,), of inputs, float32 (rows, inputs)."""
+
+
+class Plain:
+    """`inplace_predict` itself, where the faster scorer is off.
+
+    Args:
+        booster: the model.
+        device: `"cpu"` or `"cuda"`.
+    """
+
+    def __init__(self, booster: Any, device: str) -> None:
+        booster.set_param({"device": device})
+        self._booster = booster
+        self.way = f"inplace_predict on {device}, whatever the rows: the layer is off"
+
+    def score(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Scores, float32 (rows,), of inputs, float32 (rows, inputs)."""
+        return np.asarray(self._booster.inplace_predict(rows))
+
+
+def scorer_of(bundle: Bundle, device: str, *, is_fast: bool = True) -> Scorer | Plain:
+    """What scores with a model.
+
+    Args:
+        bundle: the model.
+        device: `"auto"`, `"cpu"` or `"cuda"`.
+        is_fast: whether few rows go the faster way.
+
+    Raises:
+        ModelRefused: it is no model that can be used here.
+        ValueError: there is no such device.
+    """
+    found = find_device(device)
+    booster = bundle.booster()
+    return Scorer(booster, device=found.name) if is_fast else Plain(booster, found.name)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Which layers are on.
+
+    Attributes:
+        features: rows of feature views are cached.
+        windows: rows of windowed views are.
+        outputs: scores are.
+        scorer: few rows are scored the faster way.
+    """
+
+    features: bool = True
+    windows: bool = True
+    outputs: bool = True
+    scorer: bool = True
+
+    @classmethod
+    def without(cls, names: Sequence[str]) -> Layers:
+        """All but these.
+
+        Raises:
+            ValueError: one is none.
+        """
+        known = cls.__dataclass_fields__
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ValueError(f"there is no layer {unknown[0]!r}; there are: {', '.join(known)}")
+        return cls(**{name: name not in names for name in known})
+
+    def settings(self, online: Mapping[str, Any], windowed: Sequence[str]) -> dict[str, Any]:
+        """What a store is opened with, so that the layers which are off are.
+
+        Args:
+            online: `online_store` of the repo.
+            windowed: groups of windowed views.
+        """
+        never = {"cache": "never"}
+        said = dict(online.get("ttl_map", {}))
+        if not self.features:
+            kept = {name: said.get(name, {}) for name in windowed} if self.windows else {}
+            said = {"*": never, **kept}
+        if not self.windows:
+            said |= dict.fromkeys(windowed, never)
+        return {"ttl_map": said} if said != online.get("ttl_map", {}) else {}
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What was decided of payments; every column has one item a payment.
+
+    Attributes:
+        payments: of which.
+        scores: float32 (rows,).
+        decisions, reasons: texts.
+        layers: what answered: `"hit"` is the cache of outputs, all else the model, and why.
+        inputs: float32 (rows, inputs), as served.
+        ages_s: feature view -> float64 (rows,), how old they were.
+        model_version: which model answered.
+        decided_ms: when, ms since 1970.
+        model_s: how long the model took.
+    """
+
+    payments: Payments
+    scores: npt.NDArray[np.float32]
+    decisions: Sequence[str]
+    reasons: Sequence[str]
+    layers: Sequence[str]
+    inputs: npt.NDArray[np.float32] = field(repr=False)
+    ages_s: Mapping[str, npt.NDArray[np.float64]] = field(repr=False)
+    model_version: str
+    decided_ms: int
+    model_s: float
+
+    def rows(self) -> list[dict[str, Any]]:
+        """As the ledger writes them; inputs and ages are JSON, a missing input null."""
+        payments, encode = self.payments, msgspec.json.encode
+        ages = np.round(np.column_stack(list(self.ages_s.values())), 3).tolist()
+        views = list(self.ages_s)
+        columns = zip(
+            payments.transaction_ids,
+            payments.customer_ids.tolist(),
+            payments.terminal_ids.tolist(),
+            payments.kinds.tolist(),
+            payments.amounts.tolist(),
+            payments.at_ms.tolist(),
+            self.scores.tolist(),
+            self.decisions,
+            self.reasons,
+            self.layers,
+            self.inputs.tolist(),
+            ages,
+            strict=True,
+        )
+        return [
+            {
+                "transaction_id": transaction_id,
+                "customer_id": customer_id,
+                "terminal_id": terminal_id,
+                "kind": kind,
+                "amount": amount,
+                "at_ms": at_ms,
+                "decided_ms": self.decided_ms,
+                "score": score,
+                "decision": decision,
+                "reason": reason,
+                "model_version": self.model_version,
+                "layer": layer,
+                "inputs": encode(inputs).decode(),  # NaN is null
+                "ages_s": encode(dict(zip(views, of_row, strict=True))).decode(),
+            }
+            for (
+                transaction_id,
+                customer_id,
+                terminal_id,
+                kind,
+                amount,
+                at_ms,
+                score,
+                decision,
+                reason,
+                layer,
+                inputs,
+                of_row,
+            ) in columns
+        ]
+
+
+class Decider:
+    """Decides payments with one version of the model.
+
+    Args:
+        store: where features are served.
+        bundle: the model, checked against the store.
+        scorer: of the model.
+        layers: which are on.
+
+    Raises:
+        ModelRefused: the store does not serve what the model reads.
+    """
+
+    def __init__(
+        self, store: FeatureStore, bundle: Bundle, scorer: Scores, layers: Layers | None = None
+    ) -> None:
+        bundle.check(store)
+        self.bundle = bundle
+        self._hot = hotplate.of(store)
+        self._scorer = scorer
+        self._names = bundle.inputs
+        service = store.get_feature_service(bundle.service)
+        self._reader = self._hot.reader(service, order=list(bundle.features))
+        self._ids = {name: _ID_INPUTS[name] for name in self._reader.join_keys}
+        self.outputs = None
+        if (layers or Layers()).outputs:
+            schema = InputSchema.of(*self._names)
+            # another threshold is another decision, but the same score: it is no part of the key
+            self.outputs = self._hot.outputs(MODEL, f"{bundle.version}:{bundle.digest}", schema)
+
+    def decide(self, payments: Payments) -> Decided:
+        """Decide payments, in one read of features and at most one call of the model.
+
+        Raises:
+            HotplateError: features cannot be read.
+        """
+        entities = {name: getattr(payments, column) for name, column in self._ids.items()}
+        answer = self._reader.read(entities)
+        own = request_inputs(payments.amounts, payments.at_ms)
+        inputs = np.hstack([own, answer.values])
+        model_s = 0.0
+
+        def predict(batch: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+            nonlocal model_s
+            rows = np.column_stack([batch[name] for name in self._names])
+            began_s = time.perf_counter()
+            scores = self._scorer.score(rows)
+            model_s = time.perf_counter() - began_s
+            return scores
+
+        batch = {name: inputs[:, at] for at, name in enumerate(self._names)}
+        if self.outputs is None:
+            scores, layers = predict(batch), ["off"] * len(payments)
+        else:
+            batch["kind"] = payments.kinds
+            scored = self.outputs.score(batch, predict, features=answer)
+            scores, layers = scored.values, scored.why
+        decisions, reasons = self._judged(scores)
+        return Decided(
+            payments,
+            scores,
+            decisions,
+            reasons,
+            layers,
+            inputs,
+            answer.ages_s(),
+            self.bundle.version,
+            time.time_ns() // 1_000_000,
+            model_s,
+        )
+
+    def _judged(self, scores: npt.NDArray[np.float32]) -> tuple[list[str], list[str]]:
+        review_at, decline_at = self.bundle.review_at, self.bundle.decline_at
+        levels = ((scores >= review_at).astype(np.int8) + (scores >= decline_at)).tolist()
+        said = (
+            f"score below {review_at:.4g}",
+            f"score at least {review_at:.4g}",
+            f"score at least {decline_at:.4g}",
+        )
+        return [DECISIONS[level] for level in levels], [said[level] for level in levels]
+
+
+assert REQUEST_INPUTS[0] == "amount"  # which rules of online_store.outputs name

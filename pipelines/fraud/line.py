@@ -1,0 +1,185 @@
+"""One micro-batch from records to answers, the same for a stream, a file and HTTP requests.
+
+1. Records are checked; what is no payment becomes a dead letter.
+2. Payments that have a decision keep it.
+3. The others are decided, all at once.
+4. Decisions, dead letters and the position of the source are committed together.
+5. Only then are payments recorded in the windows. That is done again for the last ones when a job
+   begins, because the one before may have died between the two; a second delivery counts once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import redis
+from feast import FeatureStore
+
+import hotplate
+from hotplate.errors import ServerError
+from pipelines.fraud.decide import Decided, Decider
+from pipelines.fraud.ledger import Ledger
+from pipelines.fraud.payments import CHECK, DeadLetter, Payments, read_records
+
+__all__ = ["EVENTS", "Line", "Processed"]
+
+EVENTS: Final = "card_windows_events"
+_RECORDED_AGAIN_MS: Final = 120_000
+_WAIT_S: Final = 0.5
+# what a server that is down or slow raises, Feast's own Redis store included
+_PASSING: Final = (ServerError, OSError, redis.ConnectionError, redis.TimeoutError)
+
+
+@dataclass
+class Processed:
+    """What became of the records of a micro-batch.
+
+    Attributes:
+        answers: transaction id -> its decision: a row of the ledger, or part of one.
+        dead: records that are no payments.
+        decided: those that were new; None where none was.
+        repeated: how many had a decision already.
+        seconds: what each step took.
+    """
+
+    answers: dict[str, Mapping[str, Any]]
+    dead: list[DeadLetter]
+    decided: Decided | None
+    repeated: int
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Line:
+    """Takes micro-batches through all steps; of one thread at a time.
+
+    Args:
+        store: the feature store.
+        decider: says which decider to use, asked once a micro-batch: another version of the model
+            may go live in between.
+        ledger: where decisions go.
+        source: by which name the ledger knows where payments come from.
+        restamp: take payments as made just now.
+        say: told of faults that are waited for.
+    """
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        decider: Callable[[], Decider],
+        ledger: Ledger,
+        source: str,
+        *,
+        restamp: bool = False,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._hot = hotplate.of(store)
+        self._decider = decider
+        self._ledger = ledger
+        self._source = source
+        self._restamp = restamp
+        self._say = say
+        self.counts: Counter[str] = Counter()
+
+    def begin(self) -> str | None:
+        """Make good what a job before may have left undone; returns the source's position."""
+        latest = self._ledger.latest(_RECORDED_AGAIN_MS)
+        if latest:
+            frame = pd.DataFrame(latest)
+            frame = frame[frame["kind"] != CHECK]
+            self._record(
+                pd.DataFrame(
+                    {
+                        "transaction_id": frame["transaction_id"],
+                        "customer_id": frame["customer_id"],
+                        "amount": frame["amount"],
+                        "event_timestamp": pd.to_datetime(frame["at_ms"], unit="ms", utc=True),
+                    }
+                )
+            )
+        return self._ledger.position(self._source)
+
+    def process(
+        self, records: Sequence[tuple[str, Mapping[str, Any]]], position: str | None = None
+    ) -> Processed:
+        """Take records through all steps.
+
+        Args:
+            records: (place, fields), as `read_records`.
+            position: how far the source has been read with them.
+
+        Raises:
+            LedgerError: the database refuses.
+        """
+        steps: dict[str, float] = {}
+        clock = time.perf_counter
+        at = clock()
+
+        def lap(step: str) -> None:
+            nonlocal at
+            steps[step], at = clock() - at, clock()
+
+        payments, dead = read_records(records, time.time_ns() // 1_000_000, restamp=self._restamp)
+        known = self._ledger.known(payments.transaction_ids) if len(payments) else {}
+        new = payments.chosen(_firsts(payments, known))
+        lap("check")
+        decided, rows = None, []
+        if len(new):
+            decided = self._decide(new)
+            lap("decide")
+            rows = decided.rows()
+        self._ledger.record(self._source, position, rows, dead)
+        lap("commit")
+        if decided is not None and new.is_recorded.any():
+            self._record(new.chosen(new.is_recorded).events())
+            lap("record")
+        self._count(decided, len(payments) - len(new), dead)
+        answers = {**known, **{row["transaction_id"]: row for row in rows}}
+        return Processed(answers, dead, decided, len(payments) - len(new), steps)
+
+    def _decide(self, payments: Payments) -> Decided:
+        while True:
+            try:
+                return self._decider().decide(payments)
+            except _PASSING as error:
+                self._wait("features cannot be read, payments wait", error)
+
+    def _record(self, events: pd.DataFrame) -> None:
+        if not len(events):
+            return
+        while True:
+            try:
+                self._hot.ingest(EVENTS, events)
+                return
+            except _PASSING as error:
+                self._wait("payments cannot be recorded in the windows", error)
+
+    def _wait(self, what: str, error: Exception) -> None:
+        self._say(f"{what}: {' '.join(str(error).split())}")
+        self.counts["waits"] += 1
+        time.sleep(_WAIT_S)
+
+    def _count(self, decided: Decided | None, repeated: int, dead: list[DeadLetter]) -> None:
+        counts = self.counts
+        counts["repeated"] += repeated
+        counts["dead"] += len(dead)
+        if decided is not None:
+            counts["decided"] += len(decided.scores)
+            counts.update(decided.decisions)
+            counts["hits"] += sum(layer == "hit" for layer in decided.layers)
+
+
+def _firsts(payments: Payments, known: Mapping[str, Any]) -> Any:
+    """Which payments are decided now: each transaction once, and none that was before."""
+    seen = set(known)
+    chosen = np.ones(len(payments), np.bool_)
+    for place, transaction_id in enumerate(payments.transaction_ids):
+        if transaction_id in seen:
+            chosen[place] = False
+        seen.add(transaction_id)
+    return chosen
