@@ -216,6 +216,12 @@ def risk_score(entity: Entity) -> FeatureView:
 
 customer_risk_score, terminal_risk_score = risk_score(customer), risk_score(terminal)
 
+fraud_handbook = FeatureService(
+    name="fraud_handbook",
+    description="The features of the Fraud Detection Handbook, for `pipelines.fraud benchmark`",
+    features=[card_windows, terminal_windows],
+)
+
 fraud_v2 = FeatureService(
     name="fraud_v2",
     description="Windows, habits and risk: what `python -m pipelines.fraud` trains and scores with",

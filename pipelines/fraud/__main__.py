@@ -274,6 +274,25 @@ def _source(
 
 
 @main.command()
+@click.argument("file", type=_FILE)
+def benchmark(file: Path) -> None:
+    """Reproduce the Handbook's published benchmark from its transactions, FILE."""
+    with _told():
+        from pipelines.fraud.benchmark import PUBLISHED
+        from pipelines.fraud.benchmark import benchmark as run
+        from pipelines.fraud.load import load_transactions
+
+        repo: Path = click.get_current_context().obj["repo"]
+        with Console(stderr=True).status("computing the features of five weeks"):
+            bundle = run(repo, load_transactions(file))
+    click.echo(f"{bundle.metrics['rows']:,} payments tested, {bundle.metrics['frauds']:,} frauds")
+    for name, published in PUBLISHED.items():
+        found = bundle.metrics[name]
+        mark = "equal" if round(found, 3) == published else "NOT EQUAL"
+        click.echo(f"{name:18} {found:.4f}  published {published:.3f}  {mark}")
+
+
+@main.command()
 def models() -> None:
     """List the versions of the model."""
     with _told():

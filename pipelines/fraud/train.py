@@ -53,6 +53,7 @@ class TrainSpec:
         most_rounds: trees at the most.
         review_share, decline_share: of payments, whose scores give the two thresholds.
         parameters: of XGBoost, over `PARAMETERS`.
+        null: what stands for a feature that is missing; NaN, which XGBoost knows, if left out.
         seed: of XGBoost.
     """
 
@@ -62,6 +63,7 @@ class TrainSpec:
     review_share: float = 0.01
     decline_share: float = 0.002
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    null: float | None = None
     seed: int = 0
 
 
@@ -113,10 +115,13 @@ def features_of(
     Args:
         store: the feature store.
         service: the feature service.
-        payments: with `transaction_id`, the entities, `amount` and `event_timestamp`.
+        payments: with `transaction_id`, the entities, `amount` and `event_timestamp`; where there
+            is a column `read_at`, features are as of that moment.
         names: the features, in the model's order.
     """
     asked = payments[["transaction_id", "customer_id", "terminal_id", "event_timestamp"]]
+    if "read_at" in payments:
+        asked = asked.assign(event_timestamp=payments["read_at"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = store.get_historical_features(asked, store.get_feature_service(service)).to_df()
@@ -159,7 +164,7 @@ def train(
     spec = spec or TrainSpec()
     schema = schema_of(store, service)
     folds = folds_of(payments, spec, known_at or pd.Timestamp.now("UTC"))
-    parts = _Parts(store, service, payments, list(schema))
+    parts = _Parts(store, service, payments, list(schema), spec.null)
     parameters = {**PARAMETERS, "device": device.name, "seed": spec.seed, **spec.parameters}
     rounds, before = [], []
     began_s = time.perf_counter()
@@ -223,12 +228,18 @@ class _Parts:
 
     Args:
         store, service, payments, names: as `features_of`.
+        null: as `TrainSpec`.
     """
 
     def __init__(
-        self, store: FeatureStore, service: str, payments: pd.DataFrame, names: list[str]
+        self,
+        store: FeatureStore,
+        service: str,
+        payments: pd.DataFrame,
+        names: list[str],
+        null: float | None,
     ) -> None:
-        self._store, self._service, self._names = store, service, names
+        self._store, self._service, self._names, self._null = store, service, names, null
         self._payments = payments
         self._made: dict[tuple[pd.Timestamp, pd.Timestamp], npt.NDArray[np.float32]] = {}
         self.inputs = [*REQUEST_INPUTS, *names]
@@ -244,7 +255,10 @@ class _Parts:
             frame = self._payments.iloc[place]
             key = start, upto
             if key not in self._made:
-                self._made[key] = features_of(self._store, self._service, frame, self._names)
+                made = features_of(self._store, self._service, frame, self._names)
+                self._made[key] = (
+                    made if self._null is None else np.nan_to_num(made, nan=self._null)
+                )
             frames.append(frame)
             matrices.append(self._made[key])
             start = upto
