@@ -124,12 +124,38 @@ def features_of(
         asked = asked.assign(event_timestamp=payments["read_at"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = store.get_historical_features(asked, store.get_feature_service(service)).to_df()
-    found = found.set_index("transaction_id").loc[asked["transaction_id"]]
+        parts = [
+            store.get_historical_features(part, store.get_feature_service(service)).to_df()
+            for _, part in asked.groupby(_turns(asked))
+        ]
+    found = pd.concat(parts).set_index("transaction_id").loc[asked["transaction_id"]]
     at_ms = payments["event_timestamp"].dt.as_unit("ms").astype("int64").to_numpy()
     columns = [found[name].to_numpy(np.float64, na_value=np.nan) for name in names]
     features = np.column_stack(columns).astype(np.float32)
     return np.hstack([request_inputs(payments["amount"].to_numpy(), at_ms), features])
+
+
+def _turns(asked: pd.DataFrame) -> npt.NDArray[np.intp]:
+    """In which of several requests each row is asked for.
+
+    Feast's file store answers one row for several of one entity and one instant, so no two of
+    these are in one request.
+    """
+    keys = [
+        asked.groupby([name, "event_timestamp"], sort=False).ngroup().to_numpy()
+        for name in ("customer_id", "terminal_id")
+    ]
+    turns = np.zeros(len(asked), np.intp)
+    repeated = np.logical_or(*(np.bincount(key)[key] > 1 for key in keys))
+    taken: set[tuple[int, int, int]] = set()
+    for row in np.flatnonzero(repeated).tolist():
+        places = [(which, int(key[row])) for which, key in enumerate(keys)]
+        turn = 0
+        while any((*place, turn) in taken for place in places):
+            turn += 1
+        taken.update((*place, turn) for place in places)
+        turns[row] = turn
+    return turns
 
 
 def train(

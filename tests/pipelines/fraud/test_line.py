@@ -1,0 +1,313 @@
+"""From records to decisions: what is trained is what is served, and payments are decided once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import hotplate
+from pipelines.fraud.bundle import ModelRefused
+from pipelines.fraud.decide import Decider, Layers
+from pipelines.fraud.ledger import Ledger, open_ledger
+from pipelines.fraud.line import EVENTS, Line
+from pipelines.fraud.score import Job
+from pipelines.fraud.sources import FileSource, SourceError, StreamSource
+from pipelines.fraud.train import features_of
+from pipelines.fraud.work import SERVICE
+
+from .conftest import REPO, World
+
+ALL_OFF = Layers.without(["features", "windows", "outputs", "scorer"])
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Any:
+    with open_ledger(f"sqlite:///{tmp_path / 'd.db'}", wait_s=30) as found:
+        yield found
+
+
+def line_of(world: World, ledger: Ledger, layers: Layers | None = None, **more: Any) -> Line:
+    store, decider = world.decider(layers)
+    return Line(store, lambda: decider, ledger, "test", **more)
+
+
+def events_of(world: World, store: Any) -> int:
+    """Events that the card windows hold, of all cards."""
+    cards = world.transactions["CUSTOMER_ID"].unique().tolist()
+    names = ["card_windows:card_count_30d"]
+    found = store.get_online_features(names, {"customer_id": cards}).to_dict()
+    return int(sum(found["card_count_30d"]))
+
+
+@pytest.mark.parametrize("layers", [Layers(), ALL_OFF], ids=["all layers", "none"])
+def test_training_and_serving_read_the_same(world: World, ledger: Ledger, layers: Layers) -> None:
+    """Wherever the features did not change within a second of the answer, to the last bit."""
+    line = line_of(world, ledger, layers, restamp=True)
+    records = world.records(200, kind="check")
+    decided = line.process(records).decided
+    assert decided is not None
+    asked = pd.DataFrame(
+        {
+            "transaction_id": decided.payments.transaction_ids,
+            "customer_id": decided.payments.customer_ids,
+            "terminal_id": decided.payments.terminal_ids,
+            "amount": decided.payments.amounts,
+        }
+    )
+    now = pd.Timestamp(decided.decided_ms, unit="ms", tz="UTC").as_unit("us")
+    store = world.work.open()
+    before, after = (
+        features_of(
+            store,
+            SERVICE,
+            asked.assign(event_timestamp=now + pd.Timedelta(seconds=seconds)),
+            list(world.bundle.features),
+        )[:, 3:]
+        for seconds in (-2, 2)
+    )
+    served = decided.inputs[:, 3:]
+    is_still = ((before == after) | (np.isnan(before) & np.isnan(after))).all(1)
+    assert is_still.sum() > 150
+    np.testing.assert_array_equal(served[is_still], before[is_still])
+    booster = world.bundle.booster()
+    np.testing.assert_array_equal(decided.scores, booster.inplace_predict(decided.inputs))
+
+
+def test_layers_change_no_decision(world: World, tmp_path: Path) -> None:
+    """The same questions with everything on and with everything off, twice each."""
+    records = world.records(150, kind="check")
+    scores = []
+    for number, layers in enumerate((Layers(), ALL_OFF, Layers.without(["outputs"]))):
+        store, decider = world.decider(layers)
+        for again in range(2):
+            with open_ledger(f"sqlite:///{tmp_path / f'{number}{again}.db'}") as ledger:
+                decided = Line(store, lambda: decider, ledger, "t", restamp=True).process(records)  # noqa: B023
+                assert decided.decided is not None
+                scores.append(decided.decided.scores)
+                answered = [row["layer"] for row in decided.answers.values()]
+                assert ("hit" in answered) == (again == 1 and layers.outputs)
+    for one in scores[1:]:
+        np.testing.assert_allclose(one, scores[0], atol=1e-6)
+
+
+def test_a_payment_is_decided_once_and_recorded_once(
+    fresh: Callable[[], World], ledger: Ledger
+) -> None:
+    world = fresh()
+    line = line_of(world, ledger)
+    store = world.work.open()
+    before = events_of(world, store)
+    records = world.records(20)
+    first = line.process([*records, *records[:5]], "1")
+    assert (len(first.answers), first.repeated, line.counts["decided"]) == (20, 5, 20)
+    again = line.process(records, "2")
+    assert (again.decided, again.repeated) == (None, 20)
+    for transaction_id, row in again.answers.items():
+        assert row["score"] == first.answers[transaction_id]["score"]
+    asked = line.process(world.records(10, first=100, kind="check"), "3")
+    assert len(asked.answers) == 10
+    assert line.begin() == "3"  # which records the last ones once more
+    assert events_of(world, store) == before + 20, "checks are no payments"
+    assert sum(1 for _ in ledger.rows()) == 30
+
+
+def test_what_is_written_says_why(world: World, ledger: Ledger) -> None:
+    line = line_of(world, ledger, restamp=True)
+    large = [("a", {**world.records(1)[0][1], "transaction_id": "L", "amount": 5_000.0})]
+    payout = [("b", {**world.records(1)[0][1], "transaction_id": "P", "kind": "payout"})]
+    plain = world.records(1, kind="check")
+    line.process([*large, *payout, *plain], "1")
+    rows = {row["transaction_id"]: row for row in ledger.rows()}
+    assert rows["L"]["layer"] == "rule: large"
+    assert rows["P"]["layer"] == "rule: payout"
+    row = rows["new-0"]
+    inputs = json.loads(row["inputs"])
+    assert len(inputs) == len(world.bundle.inputs)
+    assert inputs[0] == pytest.approx(row["amount"])
+    assert set(json.loads(row["ages_s"])) == {
+        *("card_windows", "card_session", "terminal_windows", "customer_profile"),
+        *("terminal_profile", "customer_risk_score", "terminal_risk_score"),
+    }
+    levels = [row["score"] >= at for at in (world.bundle.review_at, world.bundle.decline_at)]
+    assert row["decision"] == ("approve", "review", "decline")[sum(levels)]
+    assert row["model_version"] == world.bundle.version
+
+
+def test_malformed_payments_stop_nothing(world: World, ledger: Ledger, tmp_path: Path) -> None:
+    good = [fields for _, fields in world.records(6)]
+    rows = [*good[:3], {**good[3], "amount": None}, *good[4:]]
+    path = tmp_path / "payments.parquet"
+    pq.write_table(pa.Table.from_pylist([{**row, "kind": "check"} for row in rows]), path)
+    source = FileSource(path)
+    store, decider = world.decider()
+    job = Job(Line(store, lambda: decider, ledger, source.name), source, size=2, wait_ms=0)
+    figures = job.run()
+    assert (figures.decided, figures.dead) == (5, 1)
+    ((said,)) = ledger.dead_letters()
+    assert (said["place"], said["reason"]) == ("3", "amount is missing")
+    assert ledger.position(source.name) == "6"
+    assert job.run().decided == 5, "nothing is left to do"
+
+
+def test_a_stream_that_lost_payments_is_refused(world: World) -> None:
+    client = world.work.repo.client()
+    client.delete("s1")
+    ids = [client.xadd("s1", {"transaction_id": str(n)}) for n in range(5)]
+    source = StreamSource(client, "s1", ends=True)
+    read = [batch.records for batch in source.batches(None, 2, 0)]
+    assert [len(one) for one in read] == [2, 2, 1]
+    client.xdel("s1", ids[0])
+    with pytest.raises(SourceError, match=r"were removed.*use --from"):
+        list(source.batches(None, 2, 0))
+    assert [len(batch.records) for batch in source.batches(ids[0].decode(), 9, 0)] == [4]
+    client.set("s2", "x")
+    with pytest.raises(SourceError, match="is no stream"):
+        list(StreamSource(client, "s2", ends=True).batches(None, 2, 0))
+    assert list(StreamSource(client, "s3", ends=True).batches(None, 2, 0)) == []
+
+
+def test_another_file_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    path.write_text("TRANSACTION_ID,TX_AMOUNT\n1,2\n")
+    source = FileSource(path)
+    assert [batch.records for batch in source.batches(None, 5, 0)] == [
+        [("0", {"transaction_id": 1, "amount": 2})]
+    ]
+    with pytest.raises(SourceError, match="another file than before"):
+        list(source.batches("7", 5, 0))
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(SourceError, match="no column transaction_id"):
+        FileSource(path)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from pipelines.fraud.decide import Decider, scorer_of
+from pipelines.fraud.ledger import Ledger
+from pipelines.fraud.line import Line
+from pipelines.fraud.score import Job
+from pipelines.fraud.sources import StreamSource
+from pipelines.fraud.stores import OnlineSource
+from pipelines.fraud.work import Work
+
+folder, repo, address, database = sys.argv[1:]
+settings = {"type": "redis", "connection_string": address}
+work = Work(Path(folder), Path(repo), OnlineSource("Valkey", settings))
+store = work.open()
+bundle = work.model(store)
+decider = Decider(store, bundle, scorer_of(bundle, "cpu"))
+source = StreamSource(work.repo.client(), "payments", ends=True)
+job = Job(Line(store, lambda: decider, Ledger(database), source.name), source, 7, 0)
+job.run(progress=lambda figures: print(figures.decided, flush=True))
+print("end", flush=True)
+"""
+
+
+def test_a_job_that_is_killed_neither_loses_nor_repeats(
+    fresh: Callable[[], World], tmp_path: Path
+) -> None:
+    """SIGKILL after some batches, again and again, until one run comes to the end."""
+    world = fresh()
+    client = world.work.repo.client()
+    count = 120
+    for _, fields in world.records(count):
+        client.xadd("payments", fields)
+    client.xadd("payments", {"nothing": "of use"})
+    store = world.work.open()
+    before = events_of(world, store)
+    database = f"sqlite:///{tmp_path / 'd.db'}"
+    command = [sys.executable, "-c", KILLED, str(world.work.folder), str(REPO)]
+    command += [world.server.connection_string, database]
+    kills = 0
+    for batches in (3, 1, 5, 10**9):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for number, said in enumerate(process.stdout, 1):
+                if said.startswith("end"):
+                    break
+                if number == batches:
+                    os.kill(process.pid, signal.SIGKILL)
+                    kills += 1
+                    break
+    assert kills == 3
+    with open_ledger(database) as ledger:
+        rows = list(ledger.rows())
+        assert len(ledger.dead_letters()) == 1
+    assert sorted(row["transaction_id"] for row in rows) == sorted(f"new-{n}" for n in range(count))
+    fresh_store = world.work.open()
+    assert events_of(world, fresh_store) == before + count
+    booster = world.bundle.booster()
+    inputs = np.array([json.loads(row["inputs"]) for row in rows], np.float64).astype(np.float32)
+    scores = np.array([row["score"] for row in rows], np.float32)
+    np.testing.assert_array_equal(booster.inplace_predict(inputs), scores)
+
+
+def test_events_of_a_batch_that_was_committed_are_not_lost(
+    fresh: Callable[[], World], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job dies between the commit and the windows; the next one begins with what is left."""
+    world = fresh()
+    store = world.work.open()
+    before = events_of(world, store)
+    line = line_of(world, ledger)
+
+    def die(self: Any, view: str, events: Any) -> None:
+        assert view == EVENTS
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hotplate.Hotplate, "ingest", die)
+        with pytest.raises(KeyboardInterrupt):
+            line.process(world.records(12), "1")
+    assert events_of(world, world.work.open()) == before
+    assert line_of(world, ledger).begin() == "1"
+    assert events_of(world, world.work.open()) == before + 12
+
+
+def test_a_server_that_is_away_delays(fresh: Callable[[], World], ledger: Ledger) -> None:
+    world = fresh()
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        world.server.resume()
+
+    line = line_of(world, ledger, say=say)
+    line.process(world.records(3, first=10, kind="check"))
+    world.server.pause()
+    try:
+        found = line.process(world.records(5, kind="check"))
+    finally:
+        world.server.resume()
+    assert len(found.answers) == 5
+    assert any("payments wait" in line for line in said)
+
+
+def test_a_model_of_another_service_is_refused(world: World) -> None:
+    store = world.work.open()
+    features = dict(world.bundle.features)
+    for changed, match in (
+        ({**features, "new": "Int64"}, "it lacks new"),
+        ({name: kind for name, kind in features.items() if name != "card_count_1d"}, "adds card_"),
+        ({**features, "card_count_1d": "String"}, "card_count_1d is Int64 and was String"),
+    ):
+        with pytest.raises(ModelRefused, match=match):
+            Decider(store, replace(world.bundle, features=changed), None)  # type: ignore[arg-type]
+    turned = dict(reversed(features.items()))
+    replace(world.bundle, features=turned).check(store)
+    with pytest.raises(ModelRefused, match="the two are of different models"):
+        replace(world.bundle, features=turned).booster()
