@@ -196,11 +196,16 @@ class Engine:
                 reading.missing[key] = want
             return
         get, get_absent, missing = self.memory.get, self.memory.get_absent, reading.missing
+        fresh = bound.threshold(reading.now_ns)
         for key in want.keys:
             if key in missing:
                 counters.misses_cold += 1
                 continue
             row = get(key)
+            if row is not None and row > fresh and not is_absent(row):
+                counters.hits_memory += 1
+                found[key] = row
+                continue
             if row is None:
                 row = get_absent(key)
                 if row is None:

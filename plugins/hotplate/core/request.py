@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from hotplate.codec import PREFIX_BYTES, is_absent
+import numpy as np
+
+from hotplate.codec import ABSENT_ROW, FLAGS_AT, PREFIX_BYTES, is_absent, stamp_of
 from hotplate.contracts import NO_LEASE_NEEDED, Lease, Tier, View
 from hotplate.durations import NO_LIMIT_NS
 from hotplate.keys import Key
@@ -14,6 +16,10 @@ from hotplate.policy import ResolvedPolicy
 from hotplate.stats import GroupCounters
 
 __all__ = ["Answer", "Bound", "Reading", "Want", "aged"]
+
+_FEW: Final = 16
+_LONG_NS: Final = 1 << 54  # over half a year: times 255 it would not fit 64 bits
+_HEAD: Final = np.dtype([("stamp", ">i8"), ("jitter", "u1"), ("flags", "u1")])
 
 
 class Bound:
@@ -48,6 +54,25 @@ class Bound:
         if ttl_ns >= NO_LIMIT_NS:
             return NO_LIMIT_NS
         return ttl_ns - int(ttl_ns * policy.jitter) * row[PREFIX_BYTES - 1] // 255
+
+    def deadlines_ns(self, rows: Sequence[bytes]) -> list[int]:
+        """When each of some rows may no longer be served, on the cache's clock."""
+        policy = self.policy
+        if not self.is_cached:
+            return [stamp_of(row) for row in rows]
+        shortened = int(policy.ttl_ns * policy.jitter)
+        if len(rows) < _FEW or policy.ttl_ns >= _LONG_NS or policy.negative_ttl_ns >= _LONG_NS:
+            return [stamp_of(row) + self.expiry_ns(row) for row in rows]
+        heads = np.frombuffer(b"".join([row[: FLAGS_AT + 1] for row in rows]), _HEAD)
+        ttl_ns, most_ns = (
+            np.where(heads["flags"] & ABSENT_ROW, absent, present)
+            for absent, present in (
+                (policy.negative_ttl_ns, policy.ttl_ns),
+                (int(policy.negative_ttl_ns * policy.jitter), shortened),
+            )
+        )
+        found: list[int] = (heads["stamp"] + ttl_ns - most_ns * heads["jitter"] // 255).tolist()
+        return found
 
     def threshold(self, now_ns: int) -> bytes:
         """What a row's bytes must exceed for the row to be surely fresh at `now_ns`."""

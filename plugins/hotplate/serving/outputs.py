@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from hotplate.codec import stamp_of
 from hotplate.contracts import NO_LEASE_NEEDED, Lease
 from hotplate.errors import ConfigError
 from hotplate.keys import Key, token_of
@@ -49,7 +48,7 @@ def inputs_of(runtime: Runtime, features: Any, count: int) -> Inputs:
     keys = [part[1] for part in parts]
     views = [group.view for group, _, _ in parts]
     rows = [part[2] for part in parts]
-    deadlines = [[_deadline_ns(group, row) for row in of_group] for group, _, of_group in parts]
+    deadlines = [group.bound.deadlines_ns(of_group) for group, _, of_group in parts]
     lease = next((lease for group, _, _ in parts if (lease := _lease(group)) is not None), None)
     peek, is_current = runtime.engine.memory.peek, runtime.domain.is_current
 
@@ -93,11 +92,6 @@ def _parts(answer: Any, count: int) -> list[tuple[PlanGroup, list[Key], Sequence
         (group, group.keys(response._keys, count), rows)
         for group, rows in zip(groups, response._rows, strict=True)
     ]
-
-
-def _deadline_ns(group: PlanGroup, row: bytes) -> int:
-    stamp_ns = stamp_of(row)
-    return stamp_ns + group.bound.expiry_ns(row) if group.bound.policy.is_cached else stamp_ns
 
 
 def _lease(group: PlanGroup) -> Lease | None:
