@@ -149,9 +149,9 @@ class Decided:
 
     def rows(self) -> list[dict[str, Any]]:
         """As the ledger writes them; inputs and ages are JSON, a missing input null."""
-        payments, encode = self.payments, msgspec.json.encode
-        ages = np.round(np.column_stack(list(self.ages_s.values())), 3).tolist()
-        views = list(self.ages_s)
+        payments = self.payments
+        ages = np.column_stack(list(self.ages_s.values())).round(3)
+        names = ",".join(f'"{view}":%s' for view in self.ages_s)
         columns = zip(
             payments.transaction_ids,
             payments.customer_ids.tolist(),
@@ -163,8 +163,8 @@ class Decided:
             self.decisions,
             self.reasons,
             self.layers,
-            self.inputs.tolist(),
-            ages,
+            _json_rows(self.inputs),
+            map(tuple, ages.tolist()),
             strict=True,
         )
         return [
@@ -181,8 +181,8 @@ class Decided:
                 "reason": reason,
                 "model_version": self.model_version,
                 "layer": layer,
-                "inputs": encode(inputs).decode(),  # NaN is null
-                "ages_s": encode(dict(zip(views, of_row, strict=True))).decode(),
+                "inputs": f"[{inputs}]",
+                "ages_s": f"{{{names % of_row}}}",
             }
             for (
                 transaction_id,
@@ -199,6 +199,11 @@ class Decided:
                 of_row,
             ) in columns
         ]
+
+
+def _json_rows(matrix: npt.NDArray[Any]) -> list[str]:
+    """Each row of a matrix as JSON without its brackets; NaN is null. One call for all of them."""
+    return msgspec.json.encode(matrix.tolist()).decode()[2:-2].split("],[")
 
 
 class Decider:

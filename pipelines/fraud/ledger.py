@@ -149,7 +149,7 @@ class Ledger:
         def write(connection: sa.Connection) -> None:
             insert = _insert_of(connection)
             if decisions:
-                connection.execute(insert(DECISIONS).on_conflict_do_nothing(), list(decisions))
+                _write_many(connection, insert(DECISIONS).on_conflict_do_nothing(), decisions)
             if letters:
                 connection.execute(insert(DEAD_LETTERS).on_conflict_do_nothing(), letters)
             if position is not None:
@@ -232,6 +232,16 @@ def _insert_of(connection: sa.Connection) -> Any:
         f"{connection.dialect.name}: decisions are kept in SQLite or Postgres, which can be told "
         "to leave alone what is there"
     )
+
+
+def _write_many(
+    connection: sa.Connection, statement: Any, rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """As `connection.execute`, which looks at each row for as long as the database keeps it."""
+    compiled = statement.compile(dialect=connection.dialect)
+    order = compiled.positiontup
+    given = [tuple(row[name] for name in order) for row in rows] if order else list(rows)
+    connection.exec_driver_sql(str(compiled), given)
 
 
 def _be_quick(connection: Any, _: Any) -> None:
