@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from feast import FeatureService, FeatureStore
@@ -32,6 +32,9 @@ from hotplate.serving.reader import MatrixReader
 from hotplate.serving.runtime import Runtime
 from hotplate.stats import CacheStats, GroupCounters
 from hotplate.windowed import event_log_of, windowed_of
+
+if TYPE_CHECKING:
+    from hotplate.tiers.blobs import BlobTier
 
 __all__ = ["Hotplate", "of"]
 
@@ -176,6 +179,21 @@ class Hotplate:
             )
         schema = inputs if isinstance(inputs, InputSchema) else InputSchema.of(*inputs)
         return self.runtime.outputs.of(str(name), version, schema, policy)
+
+    @property
+    def blobs(self) -> BlobTier:
+        """The blob tier of the deployment, for embedding tables and candidate sets of its own.
+
+        Raises:
+            ConfigError: the deployment names no folder for it.
+        """
+        tier = self.runtime.blobs()
+        if tier is None:
+            raise ConfigError(
+                "the deployment has no blob tier: write online_store.blobs: "
+                "{folder: /var/cache/hotplate}"
+            )
+        return tier
 
     def invalidate(self, name: str, entities: Any = None) -> int:
         """Never again serve what was read before: for some entities, or for a whole group.

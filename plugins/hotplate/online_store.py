@@ -46,6 +46,7 @@ from hotplate.serving.response import CachedResponse
 from hotplate.serving.runtime import Runtime
 from hotplate.serving.windows import is_computed
 from hotplate.settings import (
+    BlobsConfig,
     MemoryConfig,
     SharedConfig,
     WindowsConfig,
@@ -55,6 +56,7 @@ from hotplate.settings import (
 )
 
 __all__ = [
+    "BlobsConfig",
     "CachedOnlineStore",
     "CachedOnlineStoreConfig",
     "MemoryConfig",
@@ -99,6 +101,9 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
     shared: SharedConfig | None = None
     """Where processes hear of each other's changes. Not needed where the store is Redis itself."""
+
+    blobs: BlobsConfig | None = None
+    """Where payloads of more than 1 MB lie: outputs of models, and what `hot.blobs` is given."""
 
     windows: WindowsConfig = Field(default_factory=WindowsConfig)
     """Where the event logs of windowed views are kept; see `hotplate.windowed`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -19,7 +20,15 @@ from hotplate.errors import ConfigError
 from hotplate.policy import TTLMap
 from hotplate.sizes import parse_bytes, parse_share
 
-__all__ = ["MemoryConfig", "SharedConfig", "WindowsConfig", "check_store", "store_class", "tidied"]
+__all__ = [
+    "BlobsConfig",
+    "MemoryConfig",
+    "SharedConfig",
+    "WindowsConfig",
+    "check_store",
+    "store_class",
+    "tidied",
+]
 
 _EXAMPLES: Final = {
     "ttl_map": "ttl_map: {default: 30s}",
@@ -27,6 +36,7 @@ _EXAMPLES: Final = {
     "profiles": "profiles: {edge: {default: 5s}}",
     "memory": "memory: {max_bytes: 512MB}",
     "shared": "shared: {connection_string: 'localhost:6379'}",
+    "blobs": "blobs: {folder: /var/cache/hotplate}",
     "windows": "windows: {connection_string: 'localhost:6379'}",
     "outputs": "outputs: {fraud: {ttl: 30s}}",
 }
@@ -87,6 +97,31 @@ class SharedConfig(FeastConfigBaseModel):  # type: ignore[misc]
         return _to_wait(value)
 
     @field_validator("max_row_bytes", mode="before")
+    @classmethod
+    def _read_bytes(cls, value: object) -> int:
+        return parse_bytes(value)
+
+
+class BlobsConfig(FeastConfigBaseModel):  # type: ignore[misc]
+    """A folder in which the processes of a host share payloads of more than 1 MB."""
+
+    folder: str
+    """On a local disk or a tmpfs, the same for all processes; made if it is not there."""
+
+    max_bytes: int = 10_000_000_000
+    """Bytes of all files together; `"10GB"`, `"2GiB"` or a number."""
+
+    @field_validator("folder")
+    @classmethod
+    def _check_folder(cls, value: str) -> str:
+        if not os.path.isabs(value):
+            raise ValueError(
+                f"{value!r} begins with no '/': processes that were started elsewhere would look "
+                "for it elsewhere. Write /var/cache/hotplate"
+            )
+        return value
+
+    @field_validator("max_bytes", mode="before")
     @classmethod
     def _read_bytes(cls, value: object) -> int:
         return parse_bytes(value)

@@ -50,13 +50,15 @@ def client(server: EmbeddedServer) -> Iterator[Any]:
 class Fleet:
     """Several caches over one SQLite store, each as if in a process of its own."""
 
-    def __init__(self, folder: Path, shared: dict[str, Any], outputs: Any = POLICY) -> None:
+    def __init__(
+        self, folder: Path, shared: dict[str, Any], outputs: Any = POLICY, **settings: Any
+    ) -> None:
         self.clock = FakeClock()
         self.repo = Repo(
             folder,
             {"type": "sqlite"},
             ttl_map={"default": {"ttl": "60s", "jitter": 0}},
-            settings={"shared": shared, "outputs": {"default": outputs}},
+            settings={"shared": shared, "outputs": {"default": outputs}, **settings},
             clock=self.clock,
         )
         profile = self.repo.view("profile", {"user_id": Int64, "age": Int64})

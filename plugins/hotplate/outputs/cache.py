@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -52,12 +52,16 @@ from hotplate.outputs.scored import (
     values_of,
 )
 from hotplate.outputs.stats import OutputStats
+from hotplate.tiers.blobs import BlobTier
+from hotplate.tiers.output_blobs import OutputBlobs, is_large, is_reference
 from hotplate.tiers.outputs import Kept, OutputTier
 from hotplate.tiers.shared_outputs import SharedOutputs
 
 __all__ = ["Inputs", "InputsOf", "OutputCache", "Scored"]
 
 _log = logging.getLogger("hotplate.outputs")
+
+_SHOWN_MOST: Final = 16
 
 
 class OutputCache:
@@ -72,6 +76,7 @@ class OutputCache:
         join: makes the tier hear of invalidations.
         clock: where ages come from.
         shared: what other processes computed, or None.
+        blobs: where outputs of more than 1 MB a row lie; None to keep them in memory.
     """
 
     def __init__(
@@ -85,8 +90,11 @@ class OutputCache:
         join: Callable[[OutputTier], None] = lambda tier: None,
         clock: Clock | None = None,
         shared: SharedOutputs | None = None,
+        blobs: BlobTier | None = None,
     ) -> None:
         self._shared = shared
+        self._blobs = None if blobs is None else OutputBlobs(blobs)
+        self._is_large = False  # whether what the model answers goes there
         self.name, self.version, self.inputs = name, version, inputs
         self.policy = policy or OutputPolicy()
         self.clock = clock or SystemClock()
@@ -202,9 +210,9 @@ class OutputCache:
         self, batch: Any, predict: Callable[[Any], Any], *, features: Any = None
     ) -> Scored:
         """The same on an event loop: `predict` is a coroutine function, or is run on a thread."""
-        if self._shared is None:
+        if not self._waits:
             run = Run(self, batch, features)
-        else:  # which waits for a server
+        else:
             run = await asyncio.to_thread(Run, self, batch, features)
         if run.wanted is not None:
             with self._counting_errors():
@@ -214,13 +222,18 @@ class OutputCache:
                 else:
                     answered = await asyncio.to_thread(predict, run.wanted)
                 run.model_s = time.perf_counter() - began_s
-                if self._shared is None:
-                    is_done = run.take(answered)
-                else:
+                if self._waits or (self._blobs is not None and self._form is None):
                     is_done = await asyncio.to_thread(run.take, answered)
+                else:
+                    is_done = run.take(answered)
             if not is_done:
                 return await self.score_async(batch, predict, features=features)
         return run.answer()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a score waits for a server or a disk."""
+        return self._shared is not None or self._is_large
 
     @contextmanager
     def _counting_errors(self) -> Iterator[None]:
@@ -247,16 +260,26 @@ class OutputCache:
         value, deadline_ns, ties, _, is_heard = kept
         if self.clock.now_ns() > deadline_ns or is_heard or any(tie.is_cut for tie in ties):
             return None
-        dtype, shape = self._form
-        values = np.frombuffer(bytearray(value), dtype).reshape(1, *shape)  # the caller's own
+        is_mapped = self._is_large and is_reference(value)
+        if is_mapped:
+            found = self._mapped(value, self._form)
+            if found is None:
+                return None
+            values = found
+        else:
+            dtype, shape = self._form
+            values = np.frombuffer(bytearray(value), dtype).reshape(1, *shape)  # the caller's own
         if self._rules.rules:
-            scores = self._as_scores(values)[0].tolist()
+            # a rule reads one number: a million need not become floats for it
+            scores = values.ravel() if is_mapped else self._as_scores(values)[0].tolist()
             asked = AskedOne(row[0], self.inputs.places, scores, self.clock.wall_ns())
             if self._rules.forbid(asked):
                 return None
         with self._lock:
             self._counts["rows"] += 1
             self._counts["hit"] += 1
+            if is_mapped:
+                self._counts["from blobs"] += 1
         if self._families is not None and family is not None:
             self._families.note_hit(family)
         return Scored(values, *ONE_HIT, self._rule_names)
@@ -277,7 +300,7 @@ class OutputCache:
         now_ns = self.clock.now_ns()
         kept = self._tier.get(key)
         value, deadline_ns, ties = (None, 0, ()) if kept is None else kept[:3]
-        found = None if value is None else values_of([value], self._form)
+        found = None if value is None else self._found(value)
         scores = None if found is None else self._as_scores(found)
         verdicts = self._rules.judge(Asked(rows, scores, self.clock.wall_ns()))
         return OutputExplanation(
@@ -321,10 +344,21 @@ class OutputCache:
         """Counts by family, those with the most rows first; none where the policy names none."""
         return () if self._families is None else self._families.stats(self.clock.now_ns())
 
-    # -- outputs as bytes -------------------------------------------------------------------------
+    # -- outputs as bytes, here or in the blob tier ------------------------------------------------
 
     def _batch_of(self, given: Any) -> Batch:
         return batch_of(given, self.inputs.names, self.inputs.lists)
+
+    def _found(self, value: bytes) -> Values | None:
+        """What memory holds for one row; None where it lies in the blob tier, and is gone."""
+        assert self._form is not None
+        if self._is_large and is_reference(value):
+            return self._mapped(value, self._form)
+        return values_of([value], self._form)
+
+    def _mapped(self, reference: bytes, form: Form) -> Values | None:
+        """What a reference stands for, read-only; None where it is gone."""
+        return None if self._blobs is None else self._blobs.find(reference, *form)
 
     @staticmethod
     def _as_scores(values: Values) -> npt.NDArray[np.float64]:
@@ -346,6 +380,7 @@ class OutputCache:
             raise self._wrong(f"answered {rows} for {count:,}", "Return a row for each input.")
         form = values.dtype.newbyteorder("="), values.shape[1:]
         if self._form is None:
+            self._is_large = self._blobs is not None and is_large(*form)
             self._form = form
         if form != self._form:
             before, now = (f"{kind} {shape}" for kind, shape in (self._form, form))
@@ -380,14 +415,21 @@ class OutputCache:
             _log.error(
                 "%s: a cached output differs from a fresh one: %s, not %s",
                 self._shown,
-                left[place].tolist(),
-                right[place].tolist(),
+                *_apart(left[place], right[place]),
             )
         is_enough = compared >= self.policy.shadow_least
         if prefix == "shadow" and count and is_enough and share > self.policy.shadow_limit_share:
             self.switch_off(
                 f"{share:.2%} of {compared:,} compared outputs differed from fresh ones"
             )
+
+
+def _apart(left: Values, right: Values) -> tuple[list[float], list[float]]:
+    """Two outputs; of those of many numbers the first few that differ."""
+    if left.size > _SHOWN_MOST:
+        places = np.flatnonzero(left != right)[:_SHOWN_MOST]
+        left, right = left[places], right[places]
+    return left.tolist(), right.tolist()
 
 
 def _said(verdict: Verdict, is_open: bool) -> str:

@@ -58,7 +58,7 @@ class Asked:
 
     Attributes:
         batch: the inputs.
-        scores: float64 (rows, columns), or None where there are none yet.
+        scores: numbers (rows, columns), or None where there are none yet.
         wall_ns: the time of day.
     """
 
@@ -80,7 +80,7 @@ class AskedOne:
 
     row: npt.NDArray[Any]
     places: Mapping[str, int]
-    scores: Sequence[float]
+    scores: Sequence[float] | npt.NDArray[Any]
     wall_ns: int
 
 
@@ -329,7 +329,7 @@ class _Compared(_Condition):
                     problem=f"is not there: the model answers {asked.scores.shape[1]}",
                     fix="Name one that is.",
                 )
-            found: Any = asked.scores[:, self._column]
+            found: Any = np.asarray(asked.scores[:, self._column], np.float64)
         else:
             found = asked.batch.required(self._name, "field", BESIDE)
         if asked.batch.count == 1 and (cell := _plain_cell(found)) is not None:
@@ -344,8 +344,8 @@ class _Compared(_Condition):
 
     def answer_one(self, asked: AskedOne) -> bool | None:
         column = self._column
-        number = (
-            float(asked.row[asked.places[self._name]]) if column is None else asked.scores[column]
+        number = float(
+            asked.row[asked.places[self._name]] if column is None else asked.scores[column]
         )
         if number == number:
             return self._said_of_number(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -32,6 +33,7 @@ from hotplate.outputs.scored import (
     form_in,
     values_of,
 )
+from hotplate.tiers.output_blobs import is_large, is_reference
 from hotplate.tiers.outputs import Kept
 from hotplate.tiers.shared_outputs import OutputSlot
 
@@ -91,6 +93,7 @@ class Run:
         self._judge(None, np.arange(count))
         self._form = cache._form  # of what is found
         self._found: dict[int, Kept] = {}
+        self._mapped: dict[int, Values] = {}  # of what is found, what lies in the blob tier
         self._slots: dict[int, OutputSlot] = {}
         if cache._off:
             self._codes[self._codes == MISS] = OFF
@@ -170,14 +173,13 @@ class Run:
                 codes[row] = EXPIRED
             elif (is_heard and not is_whole) or (ties and any(tie.is_cut for tie in ties)):
                 codes[row] = CUT
-            else:
+            elif not cache._is_large or self._is_at_hand(row, kept[0]):
                 found[row] = kept
         came = self._look_shared()
         if found:
             rows = sorted(found)  # as in the batch: those from elsewhere came last
             if cache._rules.has_score:
-                scores = cache._as_scores(self._values(rows))
-                self._judge(scores, rows)
+                self._judge(self._values(rows).reshape(len(rows), -1), rows)
                 for row in rows:
                     if codes[row] >= RULE:
                         del found[row]
@@ -193,6 +195,18 @@ class Run:
         if came:
             with cache._lock:
                 cache._counts["from shared"] += sum(row in found for row in came)
+
+    def _is_at_hand(self, row: int, value: bytes) -> bool:
+        """Map what is found for a row, where it lies in the blob tier; False where it is gone."""
+        if self._form is None or not (is_large(*self._form) and is_reference(value)):
+            return True
+        mapped = self._cache._mapped(value, self._form)
+        if mapped is None:
+            with self._cache._lock:
+                self._cache._counts["blob gone"] += 1
+            return False
+        self._mapped[row] = mapped
+        return True
 
     def _look_shared(self) -> dict[int, tuple[tuple[Key, ...], bool, tuple[int, ...]]]:
         """Find in the shared tier what is not in memory.
@@ -237,7 +251,8 @@ class Run:
             form = form_in(one.form, one.value)
             if self._form is None:
                 self._form = form
-            if deadline_ns > now_ns and form is not None and form == self._form:
+            is_of_form = form is not None and form == self._form
+            if deadline_ns > now_ns and is_of_form and self._is_at_hand(row, one.value):
                 self._found[row] = (one.value, deadline_ns, (), (), is_heard)
                 came[row] = (ons[row], is_heard, versions[row])
         return came
@@ -271,8 +286,15 @@ class Run:
         self.wanted = self._batch.rows(self._asked) if asked else None
 
     def _values(self, rows: Sequence[int]) -> Values:
-        """What was found for rows."""
-        return values_of([self._found[row][0] for row in rows], self._form)
+        """What was found for rows; read-only."""
+        mapped = self._mapped
+        if not mapped:
+            return values_of([self._found[row][0] for row in rows], self._form)
+        parts = [
+            values_of([self._found[row][0]], self._form) if row not in mapped else mapped[row]
+            for row in rows
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def take(self, given: Any) -> bool:
         """Check and keep what the model answered for `wanted`.
@@ -322,7 +344,7 @@ class Run:
             rows,
             [self._keys[row] for row in rows],
             cache.inputs.coarser.keys(batch),
-            [scores[place_of[row]].tobytes() for row in rows],
+            [_short(scores[place_of[row]].tobytes()) for row in rows],
         )
 
     def _keep(self, fresh: Values) -> None:
@@ -338,13 +360,18 @@ class Run:
             is_negative = policy.negative_rule.judge(Asked(batch, scores, self._wall_ns)).holds
             lives[is_negative] = policy.negative_ttl_ns
         self._codes = before  # why a row was computed, not why it was not kept
-        cells = fresh.reshape(len(fresh), -1)
-        row_type = np.dtype((np.void, max(1, cells.shape[1] * cells.itemsize)))
-        raw: list[Any] = cells.view(row_type).ravel().tolist()
         places = np.flatnonzero(may).tolist()
         rows, keys = self._asked.tolist(), self._keys
         deadlines = np.minimum(self._now_ns + lives, NO_LIMIT_NS).tolist()
         inputs, now_ns = self._inputs, self._now_ns
+        if inputs is not None:
+            ends = inputs.deadlines_ns
+            places = [
+                at
+                for at in places
+                if rows[at] in self._versions and min(deadlines[at], ends[rows[at]]) > now_ns
+            ]
+        raw, places = self._raw(fresh, places)
         if inputs is None:
             if len(places) < len(raw):
                 raw, deadlines = [raw[at] for at in places], [deadlines[at] for at in places]
@@ -360,14 +387,37 @@ class Run:
         is_heard = inputs.lease is not None
         for at in places:
             row = rows[at]
-            versions = self._versions.get(row)
             deadline_ns = min(deadlines[at], inputs.deadlines_ns[row])
-            if versions is not None and deadline_ns > now_ns:
-                on = inputs.keys[row]
-                items.append((keys[row], raw[at], deadline_ns, on, is_heard, versions))
-                sharing.append((row, raw[at], deadline_ns))
+            on, versions = inputs.keys[row], self._versions[row]
+            items.append((keys[row], raw[at], deadline_ns, on, is_heard, versions))
+            sharing.append((row, raw[at], deadline_ns))
         self._count_kept(len(items), cache._tier.put(items))
         self._share(sharing)
+
+    def _raw(self, fresh: Values, places: list[int]) -> tuple[list[Any], list[int]]:
+        """Of each answer its bytes, or the reference to them in the blob tier.
+
+        Args:
+            fresh: the answers.
+            places: of those that may be kept.
+
+        Returns:
+            The bytes of all answers, None for those that are not to be kept; and the places of
+            those that are.
+        """
+        cache = self._cache
+        if not cache._is_large or cache._blobs is None:
+            cells = fresh.reshape(len(fresh), -1)
+            row_type = np.dtype((np.void, max(1, cells.shape[1] * cells.itemsize)))
+            return cells.view(row_type).ravel().tolist(), places
+        raw: list[Any] = [None] * len(fresh)
+        for at in places:
+            raw[at] = cache._blobs.keep(fresh[at : at + 1])
+        kept = [at for at in places if raw[at] is not None]
+        if len(kept) < len(places):
+            with cache._lock:
+                cache._counts["blob not kept"] += len(places) - len(kept)
+        return raw, kept
 
     def _share(self, items: Sequence[tuple[int, bytes, int]]) -> None:
         """Let other processes have outputs: (row, output, deadline)."""
@@ -396,7 +446,12 @@ class Run:
         else:
             dtype, shape = self._form
             values = np.empty((count, *shape), dtype)
-            if self._answered:
+            if self._mapped and count == 1 and self._answered:
+                values = self._mapped[0]  # no copy of what may be large
+            elif self._mapped:
+                for row in self._answered:
+                    values[row] = self._values([row])[0]
+            elif self._answered:
                 values[self._answered] = self._values(self._answered)
             if self._fresh is not None:
                 values[self._asked] = self._fresh
@@ -426,8 +481,15 @@ class Run:
             counts = self._cache._counts
             counts["rows"] += self._batch.count
             counts["computed"] += len(self._asked)
+            if self._mapped:
+                counts["from blobs"] += sum(row in self._mapped for row in self._answered)
             if self._lacks_features:
                 counts["without features"] += len(self._asked)
             for word, number in zip(WORDS, codes, strict=True):
                 if number:
                     counts[word] += number
+
+
+def _short(output: bytes) -> bytes:
+    """An output, or what tells it from others: the families remember thousands of them."""
+    return output if len(output) <= 32 else blake2b(output, digest_size=16).digest()

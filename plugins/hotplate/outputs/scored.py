@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from hotplate.contracts import Lease, View
 from hotplate.keys import Key
+from hotplate.tiers.output_blobs import is_large, is_reference
 
 __all__ = [
     "BYPASSED",
@@ -83,7 +84,9 @@ class Scored:
     """What a batch was answered.
 
     Attributes:
-        values: the outputs, as the model shapes them: (rows,) or (rows, columns).
+        values: the outputs, as the model shapes them: (rows,) or (rows, columns). The caller's own;
+            but read-only, over the map of a file, where a batch of one row was answered from the
+            blob tier.
         from_cache: bool (rows), whether each came from memory.
         why: for each row `"hit"`, or why it was computed: `"miss"`, `"expired"`, `"invalidated"`,
             `"compared"` (it was in memory, and a sample of these is checked), `"off"`,
@@ -109,14 +112,17 @@ def values_of(found: Sequence[bytes], form: Form | None) -> Values:
 
 
 def form_in(said: bytes, value: bytes) -> Form | None:
-    """The form of an output of another process; None where the output is not of it."""
+    """The form of an output of another process, or of what a reference in its place stands for;
+    None where the output is not of it."""
     word, _, sizes = said.decode().partition(":")
     try:
         dtype = np.dtype(word)
     except TypeError:  # a width that numpy does not have
         return None
     shape = tuple(int(one) for one in sizes.split(",") if one)
-    return (dtype, shape) if len(value) == dtype.itemsize * math.prod(shape) else None
+    is_whole = len(value) == dtype.itemsize * math.prod(shape)
+    is_elsewhere = is_large(dtype, shape) and is_reference(value)
+    return (dtype, shape) if is_whole or is_elsewhere else None
 
 
 def _word(code: int, rules: Sequence[str]) -> str:

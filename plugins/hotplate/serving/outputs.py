@@ -141,6 +141,7 @@ class Outputs:
                 join=partial(runtime.domain.join, is_dependent=True),
                 clock=runtime.clock,
                 shared=shared,
+                blobs=runtime.blobs(),
             )
             found = self._made.setdefault(name, made)
         return found

@@ -45,6 +45,7 @@ from hotplate.sources.feast import FeastSource
 from hotplate.sources.postgres import PostgresReader, is_postgres_store
 from hotplate.sources.redis import RedisReader, is_redis_store
 from hotplate.stats import CacheStats, GroupCounters, PassedCounters
+from hotplate.tiers.blobs import BlobTier
 from hotplate.tiers.memory import MemoryBounds
 from hotplate.tiers.shared import SharedBounds, SharedTier
 from hotplate.windows.redis_state import LogServer
@@ -112,6 +113,7 @@ class Runtime:
             )
         )
         self._shared: dict[str, SharedTier | None] = {}
+        self._blobs: dict[str, BlobTier | None] = {}
         self.outputs = Outputs(self, settings.outputs)
         self.passed = PassedCounters()
         self.cache_faults = 0
@@ -267,6 +269,15 @@ class Runtime:
                     made.has_ties = self.outputs.are_shared
             self._shared.setdefault("made", made)  # one for all threads, without a lock
         return self._shared["made"]
+
+    def blobs(self) -> BlobTier | None:
+        """The blob tier; None where the deployment names no folder for it."""
+        if "made" not in self._blobs:
+            settings, made = self.settings.blobs, None
+            if settings is not None:
+                made = BlobTier(settings.folder, max_bytes=settings.max_bytes, clock=self.clock)
+            self._blobs.setdefault("made", made)  # one for all threads, without a lock
+        return self._blobs["made"]
 
     def is_heard(self, table: Any) -> bool:
         """Whether other processes listen for changes of a feature view."""

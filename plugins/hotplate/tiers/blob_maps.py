@@ -34,12 +34,14 @@ class MappedBlob:
     Attributes:
         path, identity: which version of which file.
         times: as this boot of the machine sees them.
+        crc: CRC-32 of the payload.
         value: makes what callers are given.
     """
 
     path: str
     identity: BlobIdentity
     times: Times
+    crc: int
     value: Callable[[], Any]
 
 
@@ -98,7 +100,9 @@ class BlobMaps:
             identity = identity_of(status)
             self._verify_payload(fd, head, identity)
             data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-        opened = MappedBlob(path, identity, head.times.here(), reader_of(head, data))
+        opened = MappedBlob(
+            path, identity, head.times.here(), head.payload_crc, reader_of(head, data)
+        )
         with self._lock:
             self._open[key] = opened
             self._open.move_to_end(key)

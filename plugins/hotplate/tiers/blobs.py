@@ -199,31 +199,40 @@ class BlobTier:
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def get(self, key: bytes | str) -> Any:
+    def get(self, key: bytes | str, *, crc: int | None = None) -> Any:
         """The payload of a key, over the map of its file; None if there is none to be served.
 
         It stays valid for as long as it is held, whatever becomes of the file.
+
+        Args:
+            key: of the payload.
+            crc: CRC-32 of the payload that is meant (of an array's bytes, in C order): another one
+                is rejected. Any if left out.
 
         Returns:
             A read-only numpy array, a read-only memoryview of bytes, or a pyarrow Table, as it was
             put (a RecordBatch comes back as a Table).
         """
-        raw = _bytes_of(key)
-        try:
-            value = None if self._is_closed else self._find(raw)
-        except FileNotFoundError:
-            value = None
-            self._maps.let_go(raw)
-        except BlobRejected as error:
-            value = None
-            self._reject(raw, error)
-        except Exception as error:  # noqa: BLE001 - the border: a fault of a cache is a miss
-            value = None
-            self._note("errors", error)
+        value = self._found(_bytes_of(key), crc)
         self._count("misses" if value is None else "hits")
         return value
 
-    def _find(self, key: bytes) -> Any:
+    def holds(self, key: bytes | str, *, crc: int | None = None) -> bool:
+        """Whether `get` would give a payload now; counted as neither hit nor miss."""
+        return self._found(_bytes_of(key), crc) is not None
+
+    def _found(self, raw: bytes, crc: int | None) -> Any:
+        try:
+            return None if self._is_closed else self._find(raw, crc)
+        except FileNotFoundError:
+            self._maps.let_go(raw)
+        except BlobRejected as error:
+            self._reject(raw, error)
+        except Exception as error:  # noqa: BLE001 - the border: a fault of a cache is a miss
+            self._note("errors", error)
+        return None
+
+    def _find(self, key: bytes, crc: int | None) -> Any:
         known = self._maps.known(key)
         path = self._folder.path_of(key) if known is None else known.path
         # so every change of the file is followed at once: most of what a `get` costs
@@ -243,6 +252,8 @@ class BlobTier:
             return None
         if self._is_refused(known):
             return None
+        if crc is not None and known.crc != crc:
+            raise BlobRejected("a blob holds another payload than is meant", is_damaged=False)
         if abs(wall_ns - status.st_atime_ns) >= _TOUCH_NS and now_ns >= self._touched_from_ns:
             self._touch(known, now_ns, wall_ns)
         if now_ns - self._tended_ns >= _TEND_NS:

@@ -45,9 +45,9 @@ class Tie:
 
 
 Kept: TypeAlias = tuple[bytes, int, tuple[Tie, ...], tuple[Key, ...], bool]
-"""One output: its bytes; until when it may be served, on the cache's clock; what it hangs on; the
-keys of that; whether it may be served only while the event channel is whole. (A tuple of its own
-class takes half a microsecond to make.)"""
+"""One output: its bytes, or a reference to them in the blob tier; until when it may be served, on
+the cache's clock; what it hangs on; the keys of that; whether it may be served only while the event
+channel is whole. (A tuple of its own class takes half a microsecond to make.)"""
 
 
 class OutputTier:
