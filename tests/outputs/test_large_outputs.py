@@ -367,6 +367,19 @@ def test_rules_are_judged_on_every_way_to_them(tmp_path: Path, dtype: Any) -> No
             assert (outputs.score(frame, model_of(model)).why == ["hit"]) == (said == "hit")
 
 
+def test_a_score_is_compared_as_a_float_of_64_bits(tmp_path: Path) -> None:
+    """As of small outputs: 0.7 of 32 bits is below 0.7."""
+    outputs = cache(BlobTier(tmp_path), rules=[{"name": "r", "when": {"score": {"at_least": 0.7}}}])
+    ids = np.array([[1.0, 1.0]])
+
+    def model(some: Any) -> Any:
+        return np.full((len(some), 2 * WIDTH), 0.7, np.float32)
+
+    outputs.score(ids, model)
+    for batch in (ids, np.repeat(ids, 2, 0)):
+        assert set(outputs.score(batch, model).why) == {"hit"}
+
+
 def model_of(model: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The same, of columns."""
     return lambda batch: model(np.stack([batch["a"], batch["b"]], 1))
@@ -504,7 +517,7 @@ def foreign(file: Path, others: Path) -> None:
 
 def poisoned(file: Path, others: Path) -> None:
     """A whole file with the right key and another output, as only somebody else can have put it."""
-    tier = BlobTier(file.parent)
+    tier = BlobTier(file.parent, clock=FakeClock())
     raw = file.read_bytes()
     key = raw[raw.index(b"hotplate:output:") :][: 16 + 32]
     assert tier.holds(key)
@@ -513,7 +526,7 @@ def poisoned(file: Path, others: Path) -> None:
 
 def of_another_form(file: Path, others: Path) -> None:
     """The same bytes under the same key, as a table of other numbers."""
-    tier = BlobTier(file.parent)
+    tier = BlobTier(file.parent, clock=FakeClock())
     raw = file.read_bytes()
     key = raw[raw.index(b"hotplate:output:") :][: 16 + 32]
     assert tier.put(key, np.array(tier.get(key)).view(np.int64))

@@ -329,7 +329,7 @@ class _Compared(_Condition):
                     problem=f"is not there: the model answers {asked.scores.shape[1]}",
                     fix="Name one that is.",
                 )
-            found: Any = np.asarray(asked.scores[:, self._column], np.float64)
+            found: Any = asked.scores[:, self._column]
         else:
             found = asked.batch.required(self._name, "field", BESIDE)
         if asked.batch.count == 1 and (cell := _plain_cell(found)) is not None:
