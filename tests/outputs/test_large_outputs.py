@@ -475,7 +475,7 @@ async def test_on_an_event_loop_no_file_is_waited_for(
     """Files are written and mapped on a thread."""
     outputs = cache(BlobTier(tmp_path))
     seen: list[int] = []
-    for name in ("put", "get", "holds"):
+    for name in ("put", "get", "peek"):
         whole = getattr(BlobTier, name)
 
         def noted(*given: Any, whole: Any = whole, **named: Any) -> Any:
@@ -520,7 +520,7 @@ def poisoned(file: Path, others: Path) -> None:
     tier = BlobTier(file.parent, clock=FakeClock())
     raw = file.read_bytes()
     key = raw[raw.index(b"hotplate:output:") :][: 16 + 32]
-    assert tier.holds(key)
+    assert tier.peek(key) is not None
     assert tier.put(key, rows([[9.0, 9.0]]))
 
 

@@ -217,9 +217,9 @@ class BlobTier:
         self._count("misses" if value is None else "hits")
         return value
 
-    def holds(self, key: bytes | str, *, crc: int | None = None) -> bool:
-        """Whether `get` would give a payload now; counted as neither hit nor miss."""
-        return self._found(_bytes_of(key), crc) is not None
+    def peek(self, key: bytes | str, *, crc: int | None = None) -> Any:
+        """What `get` would give, counted as neither hit nor miss."""
+        return self._found(_bytes_of(key), crc)
 
     def _found(self, raw: bytes, crc: int | None) -> Any:
         try:

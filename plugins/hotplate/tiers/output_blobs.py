@@ -74,15 +74,19 @@ class OutputBlobs:
         raw = row.reshape(-1).view(np.uint8).data
         digest = sha256(f"{row.dtype.str}:{row.shape}:".encode())
         digest.update(raw)
-        key, crc = digest.digest(), zlib.crc32(raw)
-        if self._tier.holds(_KEY + key, crc=crc) or self._tier.put(_KEY + key, row):
-            return _MARK + key + crc.to_bytes(_CRC_BYTES, "little")
+        key, crc = _KEY + digest.digest(), zlib.crc32(raw)
+        is_there = _is_of(self._tier.peek(key, crc=crc), row.dtype, row.shape)
+        if is_there or self._tier.put(key, row):
+            return _MARK + digest.digest() + crc.to_bytes(_CRC_BYTES, "little")
         return None
 
     def find(self, reference: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Array | None:
         """What a reference stands for, over the map of its file: (1, *shape), read-only."""
         key, crc = reference[len(_MARK) : -_CRC_BYTES], reference[-_CRC_BYTES:]
         found = self._tier.get(_KEY + key, crc=int.from_bytes(crc, "little"))
-        if isinstance(found, np.ndarray) and (found.dtype, found.shape) == (dtype, (1, *shape)):
-            return found
-        return None
+        return found if _is_of(found, dtype, (1, *shape)) else None
+
+
+def _is_of(found: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    """Whether a payload is the array that it was put as."""
+    return isinstance(found, np.ndarray) and (found.dtype, found.shape) == (dtype, shape)
