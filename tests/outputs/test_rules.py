@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from hotplate.outputs import OutputError, OutputPolicy, Rule
 from hotplate.outputs.batch import batch_of
-from hotplate.outputs.rules import Asked, AskedOne, RuleSet
+from hotplate.outputs.rules import Asked, RuleSet
 
 NAMES = ("amount", "kind", "age")
 OPERATORS = {
@@ -142,10 +144,10 @@ def test_one_row_of_a_matrix_is_judged_alike_the_short_way(
         batch = batch_of(matrix, names)
         verdict = rule.judge(Asked(batch, np.array([[float(score)]]), wall_ns))
         places = {name: place for place, name in enumerate(names)}
-        one = AskedOne(matrix[0], places, [float(score)], wall_ns)
-        assert RuleSet([rule]).forbid(one) >= verdict.holds[0]
+        said = RuleSet([rule]).for_row(places)(matrix[0].tolist(), [float(score)], wall_ns)
+        assert said >= verdict.holds[0]
         if verdict.error is None:
-            assert RuleSet([rule]).forbid(one) == verdict.holds[0]
+            assert said == verdict.holds[0]
 
 
 def judge(when: Any, given_: Any, scores: Any = None, wall_ns: int = 0) -> Any:
@@ -165,11 +167,43 @@ def test_a_rule_that_cannot_be_judged_forbids_everything() -> None:
     assert judge({"not": {"field": "x", "above": 1}}, {"x": ["a"]}).holds.all()
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    """In a rule that is written in Python, on every way to it."""
+    for value in (np.float64(2), np.float32(2), np.int64(2)):
+        for when in ({"above": value}, {"is": value}, {"in": [value]}, {"between": [value, 9]}):
+            rule = Rule("r", {"not": {"not": {"field": "x", **when}}})
+            alone = RuleSet([rule]).for_row({"x": 0})
+            for cell in (1.0, 2.0, 3.0):
+                expected = cell > 2 if "above" in when else cell >= 2
+                expected = cell == 2 if {"is", "in"} & set(when) else expected
+                for found in ([cell], [cell, cell]):
+                    assert judge(rule.when, {"x": found}).holds.tolist() == [expected] * len(found)
+                assert alone([cell], [], 0) is expected
+
+
 def test_hours_are_those_of_their_zone() -> None:
     when = {"hours": [22, 6], "zone": "America/New_York"}
     for hour, expected in ((3, True), (10, True), (11, False), (12, False), (2, False)):
         # in January New York is five hours behind
         assert judge(when, {"x": [1]}, None, hour * HOUR_NS).holds[0] == expected
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"])
+def test_hours_follow_the_changes_of_their_zone(zone: str) -> None:
+    """Through a year, minute by minute around each change, as the zone itself says."""
+    rule = Rule("r", {"hours": [1.5, 3], "zone": zone})
+    place, before = ZoneInfo(zone), None
+    for at_s in range(0, 366 * 86_400, 1_800):
+        offset = datetime.fromtimestamp(at_s + 1_767_225_600, place).utcoffset()
+        steps = range(at_s - 3_600, at_s + 3_600, 60) if offset != before else (at_s,)
+        before = offset
+        for step_s in steps:
+            now = datetime.fromtimestamp(step_s + 1_767_225_600, place)
+            is_inside = 90 <= now.hour * 60 + now.minute < 180
+            asked = Asked(
+                batch_of({"x": [1]}, ("x",)), None, (step_s + 1_767_225_600) * 1_000_000_000
+            )
+            assert rule.judge(asked).holds[0] == is_inside, now
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from hotplate.outputs.explained import OutputExplanation
 from hotplate.outputs.families import Families, FamilyStats
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
-from hotplate.outputs.rules import Asked, AskedOne, Verdict
+from hotplate.outputs.rules import Asked, Verdict
 from hotplate.outputs.run import Run
 from hotplate.outputs.scored import (
     ONE_HIT,
@@ -100,6 +100,7 @@ class OutputCache:
         self.clock = clock or SystemClock()
         self._inputs_of = inputs_of
         self._rules = self.policy.applied
+        self._forbid = self._rules.for_row(inputs.places)
         self._rule_names = tuple(rule.name for rule in self._rules.rules)
         self._tier = OutputTier(self.policy.max_entries, self.policy.bytes_most)
         by = self.policy.families_by
@@ -272,8 +273,7 @@ class OutputCache:
         if self._rules.rules:
             # a rule reads one number: a million need not become floats for it
             scores = values.ravel() if is_mapped else self._as_scores(values)[0].tolist()
-            asked = AskedOne(row[0], self.inputs.places, scores, self.clock.wall_ns())
-            if self._rules.forbid(asked):
+            if self._forbid(row[0].tolist(), scores, self.clock.wall_ns()):
                 return None
         with self._lock:
             self._counts["rows"] += 1

@@ -23,7 +23,7 @@ from __future__ import annotations
 import operator as operators
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -35,16 +35,26 @@ import pyarrow as pa
 from hotplate.outputs.batch import BESIDE, Batch
 from hotplate.outputs.errors import OutputError
 
-__all__ = ["Asked", "AskedOne", "Rule", "RuleSet", "Verdict"]
+__all__ = ["Asked", "Judge", "Row", "Rule", "RuleSet", "Verdict"]
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _Answer: TypeAlias = tuple[_Mask, _Mask]  # yes, unknown
+Row: TypeAlias = Sequence[float] | npt.NDArray[Any]
+"""The numbers of one row, or of what it was answered."""
+Judge: TypeAlias = Callable[[Row, Row, int], bool | None]
+"""A condition, of a row, its score and the time of day; None is unknown."""
 
 _OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "above": operators.gt,
     "at_least": operators.ge,
     "below": operators.lt,
     "at_most": operators.le,
+}
+_TESTS: Final[dict[str, Callable[[Any], Callable[[Any], bool]]]] = {  # without a call in a call
+    "above": lambda value: lambda cell: cell > value,
+    "at_least": lambda value: lambda cell: cell >= value,
+    "below": lambda value: lambda cell: cell < value,
+    "at_most": lambda value: lambda cell: cell <= value,
 }
 _COMPARED: Final = (*_OPERATORS, "is", "in", "between", "missing")
 _SCORE: Final = "score"
@@ -64,23 +74,6 @@ class Asked:
 
     batch: Batch
     scores: npt.NDArray[Any] | None
-    wall_ns: int
-
-
-@dataclass(slots=True)
-class AskedOne:
-    """The same for one row of a matrix, whose answer is found in memory.
-
-    Attributes:
-        row: its numbers.
-        places: where in it each field is.
-        scores: what was found.
-        wall_ns: the time of day.
-    """
-
-    row: npt.NDArray[Any]
-    places: Mapping[str, int]
-    scores: Sequence[float] | npt.NDArray[Any]
     wall_ns: int
 
 
@@ -127,12 +120,16 @@ class Rule:
         """Whether it can be judged only when the model has answered."""
         return self._condition.needs_score
 
-    def forbids(self, asked: AskedOne) -> bool:
-        """Judge one row, without numpy; unknown counts as yes, and so does an error."""
+    def for_row(self, places: Mapping[str, int]) -> Judge:
+        """What judges one row of a matrix whose answer is known, without numpy.
+
+        Args:
+            places: where in the row each field is.
+        """
         try:
-            return self._condition.answer_one(asked) is not False
-        except Exception:  # noqa: BLE001 - the long way says what it is
-            return True
+            return self._condition.for_row(places)
+        except KeyError:  # a field that no matrix has forbids, as in a batch
+            return lambda row, scores, wall_ns: None
 
     def judge(self, asked: Asked) -> Verdict:
         """Judge every row of a batch; an error forbids all of them."""
@@ -175,9 +172,27 @@ class RuleSet:
         """
         return cls([one if isinstance(one, Rule) else _rule_of(one) for one in said])
 
-    def forbid(self, asked: AskedOne) -> bool:
-        """Whether any rule forbids one row, with its score."""
-        return any(rule.forbids(asked) for rule in self.rules)
+    def for_row(self, places: Mapping[str, int]) -> Callable[[Row, Row, int], bool]:
+        """What says whether any rule forbids one row of a matrix: made once, called at every hit.
+
+        Args:
+            places: where in the row each field is.
+
+        Returns:
+            A function of the row, of what it was answered, and of the time of day.
+        """
+        judges = tuple(rule.for_row(places) for rule in self.rules)
+
+        def forbid(row: Row, scores: Row, wall_ns: int) -> bool:
+            try:
+                for judge in judges:
+                    if judge(row, scores, wall_ns) is not False:  # unknown counts as yes
+                        return True
+            except Exception:  # noqa: BLE001 - the long way says what it is
+                return True
+            return False
+
+        return forbid
 
     def judge(self, asked: Asked, *, is_again: bool = False) -> list[Verdict]:
         """What each rule says that can be judged by now: all of them once there are scores.
@@ -219,8 +234,12 @@ class _Condition:
         """Yes and unknown, for each row."""
         raise NotImplementedError
 
-    def answer_one(self, asked: AskedOne) -> bool | None:
-        """The same for one row; None is unknown."""
+    def for_row(self, places: Mapping[str, int]) -> Judge:
+        """What gives the same answer for one row.
+
+        Raises:
+            KeyError: it needs a field that has no place.
+        """
         raise NotImplementedError
 
 
@@ -243,12 +262,17 @@ class _Every(_Condition):
                 yes, no = yes & more, no | is_no
         return yes, ~yes & ~no
 
-    def answer_one(self, asked: AskedOne) -> bool | None:
-        # all of them, as in a batch: one that cannot be judged is an error
-        answers = [part.answer_one(asked) for part in self._parts]
-        if self._is_any in answers:
-            return self._is_any
-        return None if None in answers else not self._is_any
+    def for_row(self, places: Mapping[str, int]) -> Judge:
+        judges, is_any = tuple(part.for_row(places) for part in self._parts), self._is_any
+
+        def judge(row: Row, scores: Row, wall_ns: int) -> bool | None:
+            # all of them, as in a batch: one that cannot be judged is an error
+            answers = [one(row, scores, wall_ns) for one in judges]
+            if is_any in answers:
+                return is_any
+            return None if None in answers else not is_any
+
+        return judge
 
 
 class _Not(_Condition):
@@ -260,18 +284,27 @@ class _Not(_Condition):
         yes, unknown = self._part.answer(asked)
         return ~yes & ~unknown, unknown
 
-    def answer_one(self, asked: AskedOne) -> bool | None:
-        said = self._part.answer_one(asked)
-        return None if said is None else not said
+    def for_row(self, places: Mapping[str, int]) -> Judge:
+        inner = self._part.for_row(places)
+
+        def judge(row: Row, scores: Row, wall_ns: int) -> bool | None:
+            said = inner(row, scores, wall_ns)
+            return None if said is None else not said
+
+        return judge
 
 
 class _Hours(_Condition):
     """A part of the day, which may go past midnight."""
 
     def __init__(self, start: float, end: float, zone: str, where: str) -> None:
-        self._start, self._end = start, end
+        self._start_s, self._end_s = round(start * 3_600), round(end * 3_600)
+        self._offset: tuple[int | None, int] = (
+            None,
+            0,
+        )  # a quarter of an hour since 1970, and what the zone adds in it, s
         try:
-            self._zone = UTC if zone == "UTC" else ZoneInfo(zone)
+            self._zone = None if zone == "UTC" else ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError) as error:
             raise OutputError(
                 where=where, problem=f"names no time zone: {zone!r}", fix="Write Europe/Berlin."
@@ -281,15 +314,27 @@ class _Hours(_Condition):
         count = asked.batch.count
         return np.full(count, self._is_inside(asked.wall_ns)), np.zeros(count, np.bool_)
 
-    def answer_one(self, asked: AskedOne) -> bool:
-        return self._is_inside(asked.wall_ns)
+    def for_row(self, places: Mapping[str, int]) -> Judge:
+        return lambda row, scores, wall_ns: self._is_inside(wall_ns)
 
     def _is_inside(self, wall_ns: int) -> bool:
-        now = datetime.fromtimestamp(wall_ns / 1e9, self._zone)
-        hour = now.hour + now.minute / 60 + now.second / 3600
-        if self._start <= self._end:
-            return self._start <= hour < self._end
-        return hour >= self._start or hour < self._end
+        wall_s = wall_ns // 1_000_000_000
+        if self._zone is not None:
+            wall_s += self._offset_s(wall_s)
+        second = wall_s % 86_400
+        if self._start_s <= self._end_s:
+            return self._start_s <= second < self._end_s
+        return second >= self._start_s or second < self._end_s
+
+    def _offset_s(self, wall_s: int) -> int:
+        # zones change their clocks on the quarter of an hour; to ask them takes a microsecond
+        quarter, offset_s = self._offset
+        if quarter != wall_s // 900:
+            quarter = wall_s // 900
+            offset = datetime.fromtimestamp(wall_s, self._zone).utcoffset()
+            offset_s = 0 if offset is None else round(offset.total_seconds())
+            self._offset = quarter, offset_s
+        return offset_s
 
 
 class _Compared(_Condition):
@@ -315,8 +360,10 @@ class _Compared(_Condition):
         elif operator not in ("in", "between") and (is_list or isinstance(value, Mapping)):
             problem = f"{operator!r} takes one value"
         else:
-            if operator in ("in", "between"):
-                self._value = tuple(value)
+            if is_list:
+                self._value = tuple(map(_plain_number, value))
+            else:
+                self._value = _plain_number(value)
             return
         raise OutputError(where=where, problem=problem, fix="See hotplate.outputs.rules.")
 
@@ -342,14 +389,23 @@ class _Compared(_Condition):
         unknown = values.missing | incomparable
         return yes & ~unknown, unknown
 
-    def answer_one(self, asked: AskedOne) -> bool | None:
-        column = self._column
-        number = float(
-            asked.row[asked.places[self._name]] if column is None else asked.scores[column]
-        )
-        if number == number:
-            return self._said_of_number(number)
-        return True if self._operator == "missing" else None
+    def for_row(self, places: Mapping[str, int]) -> Judge:
+        said, of_missing = self._said_of_number, True if self._operator == "missing" else None
+        if self._column is not None:
+            column = self._column
+
+            def of_score(row: Row, scores: Row, wall_ns: int) -> bool | None:
+                number = float(scores[column])
+                return said(number) if number == number else of_missing
+
+            return of_score
+        place = places[self._name]
+
+        def of_field(row: Row, scores: Row, wall_ns: int) -> bool | None:
+            number = row[place]
+            return said(number) if number == number else of_missing
+
+        return of_field
 
     def _test(self, *, is_text: bool) -> Callable[[Any], bool | None]:
         """What is said of a number that is not missing, or of a text; None is unknown."""
@@ -368,9 +424,8 @@ class _Compared(_Condition):
             return lambda cell: None
         if word == "between":
             low, high = value
-            return lambda cell: bool(low <= cell <= high)
-        compare = _OPERATORS[word]
-        return lambda cell: bool(compare(cell, value))
+            return lambda cell: low <= cell <= high
+        return _TESTS[word](value)
 
     def _compare(self, values: _Values) -> _Answer:
         if self._operator in ("is", "in"):
@@ -383,6 +438,11 @@ class _Compared(_Condition):
             )
             return low & high, lower | higher
         return values.compared(_OPERATORS[self._operator], self._value)
+
+
+def _plain_number(value: Any) -> Any:
+    """A number of numpy as Python's own, so that what compares with it says True or False."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _plain_cell(found: Any) -> float | str | None:
