@@ -365,6 +365,7 @@ def test_a_matrix_of_one_row_is_answered_as_any_other() -> None:
         for _ in range(2):
             found = outputs.score(big, lambda batch: model({"amount": batch[:, 0]}))
             assert found.why == long.score({"amount": [500.0], "n": [2.0]}, model).why
+        assert outputs.stats().counts == long.stats().counts
         outputs.switch_off("a test")
         assert outputs.score(row, lambda batch: batch[:, 0]).why == ["off"]
     wide = np.array([[1.0, 2.0, 3.0]])

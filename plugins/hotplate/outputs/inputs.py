@@ -41,6 +41,7 @@ MISSING: Final = -(1 << 63)
 """The code of what is missing: the bits of -0.0, which no value has."""
 
 _EXACT: Final = float(1 << 53)
+_WHOLE: Final = np.dtype(np.int64)
 _LIMIT: Final = float(1 << 63)
 _WIDE: Final = frozenset({"text", "bytes", "list"})
 _NOTHING: Final = b"0"
@@ -186,27 +187,40 @@ class InputSchema:
         keys: list[Any] = np.ascontiguousarray(codes).view(row).ravel().tolist()
         return keys
 
-    def key_of_row(self, row: _Array) -> bytes | None:
-        """The key of a matrix of one row; None where it takes more than rounding."""
-        if row.ndim != 2 or row.shape[1] != len(self.fields) or row.dtype.kind != "f":
+    def key_of_row(self, row: _Array, cells: Sequence[float]) -> bytes | None:
+        """The key of a matrix of one row; None where it takes more than rounding.
+
+        Args:
+            row: (1, inputs).
+            cells: the same as Python's own numbers.
+        """
+        if self._alike is None or row.shape != self._one_row:
             return None
-        alike = self._alike
-        if alike is None:
+        kind = row.dtype.char
+        if kind not in "dfe":
             return None
-        (decimals,) = alike
-        numbers = row[0].astype(np.float64, copy=False)
+        numbers: _Array = row[0] if kind == "d" else row[0].astype(np.float64)
         # their length bounds all of them, and is no number where one of them is none
-        if decimals is None or not math.hypot(*numbers.tolist()) < self._small:
-            return _rounded(numbers, decimals).tobytes()
-        scaled = numbers * 10.0**decimals
-        codes: _Codes = np.rint(scaled, scaled).astype(np.int64)
-        return codes.tobytes()
+        if not math.hypot(*cells) < self._small:
+            return _rounded(numbers, *self._alike).tobytes()
+        scaled: _Array = np.multiply(numbers, self._scale)
+        return np.rint(scaled, scaled).astype(_WHOLE).tobytes()
+
+    @cached_property
+    def _one_row(self) -> tuple[int, int]:
+        return 1, len(self.fields)
 
     @cached_property
     def _small(self) -> float:
-        """Below it a number, rounded, is far below 2**53."""
-        assert self._alike is not None
-        return _EXACT / 2 / 10.0 ** (self._alike[0] or 0)
+        """Below it a number, rounded, is far below 2**53; 0 where nothing is rounded."""
+        (decimals,) = self._alike or (None,)
+        return 0.0 if decimals is None else _EXACT / 2 / 10.0**decimals
+
+    @cached_property
+    def _scale(self) -> _Array:
+        """What floats are multiplied with; as an array, which numpy need not make of a number."""
+        (decimals,) = self._alike or (None,)
+        return np.array(10.0 ** (decimals or 0))
 
     @cached_property
     def _alike(self) -> tuple[int | None] | None:
