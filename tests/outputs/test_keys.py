@@ -221,6 +221,16 @@ def test_one_row_of_a_matrix_has_the_same_key_the_short_way(
     assert [schema.key_of_row(row, row[0].tolist())] == schema.keys(batch_of(row, schema.names))
 
 
+def test_a_large_matrix_has_the_keys_of_its_rows() -> None:
+    """It is rounded in pieces, some with numbers that are missing or too large to be rounded."""
+    matrix = np.random.default_rng(0).normal(size=(1_001, 37))
+    matrix[500, 3], matrix[900, 5] = np.nan, 1e300
+    schema = InputSchema.of(*(f"f{place}" for place in range(37)))
+    expected = [schema.key_of_row(row[None], row.tolist()) for row in matrix]
+    assert schema.keys(batch_of(matrix, schema.names)) == expected
+    assert len(set(expected)) == len(matrix)
+
+
 @given(st.integers(1, 6), st.integers(0, 20), st.data())
 def test_a_matrix_has_the_keys_of_its_columns(width: int, height: int, data: Any) -> None:
     names = [f"f{number}" for number in range(width)]

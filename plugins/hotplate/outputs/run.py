@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -161,11 +161,13 @@ class Run:
     def _look(self) -> None:
         """Find what is in memory and may be served."""
         cache, now_ns = self._cache, self._now_ns
-        get, codes, keys, found = cache._tier.get, self._codes, self._keys, self._found
+        get: Callable[[bytes], Kept | None] = cache._tier.get
+        codes, keys, found = self._codes, self._keys, self._found
         lease = cache._lease
         is_whole = lease is None or (lease.is_valid(now_ns) and not lease.unheard[0])
-        for row in np.flatnonzero(codes == MISS).tolist():
-            kept: Kept | None = get(keys[row])
+        rows = np.flatnonzero(codes == MISS).tolist()
+        wanted = keys if len(rows) == len(keys) else [keys[row] for row in rows]
+        for row, kept in zip(rows, map(get, wanted), strict=True):
             if kept is None:
                 continue
             _, deadline_ns, ties, _, is_heard = kept
@@ -311,7 +313,9 @@ class Run:
             if self._found:
                 return False
             self._form = cache._form
-        place_of = {row: place for place, row in enumerate(self._asked.tolist())}
+        place_of: dict[int, int] = {}
+        if self._shadow or self._members is not None:
+            place_of = {row: place for place, row in enumerate(self._asked.tolist())}
         if self._shadow:
             pairs = [(row, self._same.get(row, row)) for row in self._shadow]
             kept = self._values(self._shadow)
@@ -373,12 +377,12 @@ class Run:
             ]
         raw, places = self._raw(fresh, places)
         if inputs is None:
+            own = keys if len(rows) == len(keys) else [keys[row] for row in rows]
             if len(places) < len(raw):
-                raw, deadlines = [raw[at] for at in places], [deadlines[at] for at in places]
-            own = [keys[rows[at]] for at in places]
+                own, raw, deadlines = ([of[at] for at in places] for of in (own, raw, deadlines))
             refused = cache._tier.put_untied(own, raw, deadlines, self._era[0])
             self._count_kept(len(own), refused)
-            if not refused:
+            if not refused and self._slots:
                 lying = zip((rows[at] for at in places), raw, deadlines, strict=True)
                 self._share(list(lying))
             return
