@@ -223,7 +223,7 @@ def test_one_row_of_a_matrix_has_the_same_key_the_short_way(
 
 def test_a_large_matrix_has_the_keys_of_its_rows() -> None:
     """It is rounded in pieces, some with numbers that are missing or too large to be rounded."""
-    matrix = np.random.default_rng(0).normal(size=(1_001, 37))
+    matrix = np.random.default_rng(0).normal(size=(2_001, 37))
     matrix[500, 3], matrix[900, 5] = np.nan, 1e300
     schema = InputSchema.of(*(f"f{place}" for place in range(37)))
     expected = [schema.key_of_row(row[None], row.tolist()) for row in matrix]

@@ -41,9 +41,9 @@ MISSING: Final = -(1 << 63)
 """The code of what is missing: the bits of -0.0, which no value has."""
 
 _EXACT: Final = float(1 << 53)
-# Of a large matrix so much is rounded in one go: 128 kB, which stays in the processor's cache and
+# Of a large matrix so much is rounded in one go: 512 kB, which stays in the processor's cache and
 # comes from memory that the process has already, where larger pieces are asked of the system anew.
-_CELLS_AT_ONCE: Final = 16_000
+_CELLS_AT_ONCE: Final = 64_000
 _WHOLE: Final = np.dtype(np.int64)
 _LIMIT: Final = float(1 << 63)
 _WIDE: Final = frozenset({"text", "bytes", "list"})
