@@ -226,13 +226,12 @@ class Decider:
         self.bundle = bundle
         self._hot = hotplate.of(store)
         self._scorer = scorer
-        self._names = bundle.inputs
         service = store.get_feature_service(bundle.service)
         self._reader = self._hot.reader(service, order=list(bundle.features))
         self._ids = {name: _ID_INPUTS[name] for name in self._reader.join_keys}
         self.outputs = None
         if (layers or Layers()).outputs:
-            schema = InputSchema.of(*self._names)
+            schema = InputSchema.of(*bundle.inputs)
             # another threshold is another decision, but the same score: it is no part of the key
             self.outputs = self._hot.outputs(MODEL, f"{bundle.version}:{bundle.digest}", schema)
 
@@ -248,20 +247,18 @@ class Decider:
         inputs = np.hstack([own, answer.values])
         model_s = 0.0
 
-        def predict(batch: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+        def predict(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
             nonlocal model_s
-            rows = np.column_stack([batch[name] for name in self._names])
             began_s = time.perf_counter()
             scores = self._scorer.score(rows)
             model_s = time.perf_counter() - began_s
             return scores
 
-        batch = {name: inputs[:, at] for at, name in enumerate(self._names)}
         if self.outputs is None:
-            scores, layers = predict(batch), ["off"] * len(payments)
+            scores, layers = predict(inputs), ["off"] * len(payments)
         else:
-            batch["kind"] = payments.kinds
-            scored = self.outputs.score(batch, predict, features=answer)
+            beside = {"kind": payments.kinds}
+            scored = self.outputs.score(inputs, predict, features=answer, beside=beside)
             scores, layers = scored.values, scored.why
         decisions, reasons = self._judged(scores)
         return Decided(

@@ -523,3 +523,71 @@ def test_an_answer_is_the_callers_own() -> None:
         scored = outputs.score(batch, lambda rows: rows[:, 0] + 1)
         assert scored.values.tolist() == [2.0] * len(batch)
         scored.values *= 7
+
+
+BESIDE_RULES = [
+    {"name": "payout", "when": {"field": "kind", "in": ["payout", "refund"]}},
+    {"name": "old", "when": {"all": [{"field": "days", "above": 3}, {"score": {"above": 1}}]}},
+    BIG,
+]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5),
+            st.sampled_from(["pay", "payout", None, 7]),
+            st.none() | st.integers(2, 5),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_columns_beside_a_matrix_are_those_of_a_frame(
+    rows: list[tuple[int, Any, int | None]], is_again: bool
+) -> None:
+    """Rules and families say the same, also of one row that is answered the short way."""
+    amounts = np.array([[float(amount)] for amount, _, _ in rows])
+    kinds = np.array([kind for _, kind, _ in rows], object)
+    days = [days for _, _, days in rows]
+    frame = pd.DataFrame({"amount": amounts[:, 0], "kind": kinds, "days": days})
+    frame["days"] = frame["days"].astype("Int64")
+    matrix_cache, frame_cache = (cache(rules=BESIDE_RULES, family="kind") for _ in range(2))
+    for _ in range(2):
+        for start in range(len(rows)) if is_again else [0]:
+            part = slice(start, start + 1) if is_again else slice(None)
+            beside = {"kind": kinds[part], "days": days[part]}
+            one = matrix_cache.score(amounts[part], lambda rows: rows[:, 0] + 0.5, beside=beside)
+            other = frame_cache.score(frame[part], lambda rows: rows.amount.to_numpy() + 0.5)
+            assert one.why == other.why
+            np.testing.assert_array_equal(one.values, other.values)
+            if is_again:
+                said = matrix_cache.explain(amounts[part], beside=beside)
+                assert said.rules == frame_cache.explain(frame[part]).rules
+    assert matrix_cache.families() == frame_cache.families()
+    assert matrix_cache.stats().counts == frame_cache.stats().counts
+
+
+async def test_columns_beside_a_matrix_on_an_event_loop() -> None:
+    outputs = cache(rules=BESIDE_RULES)
+    for expected in ("miss", "hit"):
+        scored = await outputs.score_async(
+            np.array([[1.0], [2.0]]), np.ravel, beside={"kind": ["pay", "payout"], "days": [1, 1]}
+        )
+        assert scored.why == [expected, "rule: payout"]
+
+
+@pytest.mark.parametrize(
+    ("beside", "problem"),
+    [
+        ({"kind": ["a", "b"]}, "has 2 values for 1 rows"),
+        ({"kind": "a"}, "has one value for 1 rows"),
+        ({"amount": [1]}, "is what the model reads"),
+    ],
+)
+def test_what_cannot_lie_beside_is_refused(beside: Any, problem: str) -> None:
+    outputs = cache()
+    for batch in (np.array([[1.0]]), pd.DataFrame({"amount": [1.0]})):
+        with pytest.raises(OutputError, match=problem):
+            outputs.score(batch, lambda rows: np.ones(len(rows)), beside=beside)

@@ -33,11 +33,20 @@ class Batch:
         is_single: whether one row came by itself, as a mapping.
     """
 
-    def __init__(self, given: Any, count: int, names: Sequence[str], *, is_single: bool) -> None:
+    def __init__(
+        self,
+        given: Any,
+        count: int,
+        names: Sequence[str],
+        *,
+        is_single: bool,
+        beside: Mapping[str, Any] | None = None,
+    ) -> None:
         self.given = given
         self.count = count
         self.is_single = is_single
         self._names = tuple(names)
+        self._beside = beside or {}
 
     @property
     def matrix(self) -> _Array | None:
@@ -51,6 +60,8 @@ class Batch:
 
     def column(self, name: str) -> Any:
         """A column as an array or a list; None where there is none of that name."""
+        if name in self._beside:
+            return self._beside[name]
         given = self.given
         if isinstance(given, np.ndarray):
             return given[:, self._names.index(name)] if name in self._names else None
@@ -82,6 +93,35 @@ class Batch:
         if self._may_lack:
             return [None] * self.count
         raise OutputError(where=f"{where} {name!r}", problem="is not among the columns", fix=fix)
+
+    def with_beside(self, beside: Mapping[str, Any]) -> Batch:
+        """The batch with further columns, for rules alone.
+
+        Raises:
+            OutputError: one is of another length, or named as what the model reads.
+        """
+        for name, values in beside.items():
+            if name in self._names:
+                raise OutputError(
+                    where=f"beside {name!r}", problem="is what the model reads", fix="Rename it."
+                )
+            if not _is_column(values) or len(values) != self.count:
+                found = f"{len(values):,} values" if _is_column(values) else "one value"
+                raise OutputError(
+                    where=f"beside {name!r}",
+                    problem=f"has {found} for {self.count:,} rows",
+                    fix="Give each row one.",
+                )
+        return Batch(self.given, self.count, self._names, is_single=self.is_single, beside=beside)
+
+    def part(self, places: _Rows) -> Batch:
+        """Some rows, with what is beside them."""
+        if len(places) == self.count:
+            return self
+        beside = {name: _picked(values, places) for name, values in self._beside.items()}
+        return Batch(
+            self.rows(places), len(places), self._names, is_single=self.is_single, beside=beside
+        )
 
     def rows(self, places: _Rows) -> Any:
         """Some rows, in the same container."""

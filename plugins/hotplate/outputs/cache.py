@@ -24,7 +24,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -40,7 +40,7 @@ from hotplate.outputs.explained import OutputExplanation
 from hotplate.outputs.families import Families, FamilyStats
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
-from hotplate.outputs.rules import Asked, Verdict
+from hotplate.outputs.rules import Asked, Verdict, plain_cell
 from hotplate.outputs.run import Run
 from hotplate.outputs.scored import (
     ONE_HIT,
@@ -59,6 +59,7 @@ from hotplate.tiers.shared_outputs import SharedOutputs
 
 __all__ = ["Inputs", "InputsOf", "OutputCache", "Scored"]
 
+_BESIDE_MAX: Final = 64
 _log = logging.getLogger("hotplate.outputs")
 
 _SHOWN_MOST: Final = 16
@@ -101,6 +102,7 @@ class OutputCache:
         self._inputs_of = inputs_of
         self._rules = self.policy.applied
         self._forbid = self._rules.for_row(inputs.places)
+        self._forbids: dict[tuple[str, ...], Callable[[Any, Any, int], bool]] = {}
         self._rule_names = tuple(rule.name for rule in self._rules.rules)
         self._tier = OutputTier(self.policy.max_entries, self.policy.bytes_most)
         by = self.policy.families_by
@@ -174,7 +176,14 @@ class OutputCache:
 
     # -- scoring ----------------------------------------------------------------------------------
 
-    def score(self, batch: Any, predict: Callable[[Any], Any], *, features: Any = None) -> Scored:
+    def score(
+        self,
+        batch: Any,
+        predict: Callable[[Any], Any],
+        *,
+        features: Any = None,
+        beside: Mapping[str, Any] | None = None,
+    ) -> Scored:
         """What `predict(batch)` would answer.
 
         Args:
@@ -187,6 +196,8 @@ class OutputCache:
             features: the answer of the store (`get_online_features` or a reader) whose row i was
                 read for row i of the batch, or several of them. Outputs end with these features;
                 without them nothing is kept, unless the policy says that the model reads none.
+            beside: name -> a value a row: what rules and families ask for and the model does not
+                read, where the batch is a matrix and cannot hold it.
 
         Raises:
             OutputError: inputs or outputs are not as they must be; nothing is kept.
@@ -195,9 +206,9 @@ class OutputCache:
         is_sampled: bool | None = None
         if type(batch) is np.ndarray and batch.shape == self._one_row:
             is_sampled = self._chance.random() < self.policy.shadow_share
-            if not is_sampled and (found := self._hit(batch)) is not None:
+            if not is_sampled and (found := self._hit(batch, beside)) is not None:
                 return found
-        run = Run(self, batch, features, is_sampled=is_sampled)
+        run = Run(self, batch, features, beside, is_sampled=is_sampled)
         if run.wanted is not None:
             with self._counting_errors():
                 began_s = time.perf_counter()
@@ -205,17 +216,22 @@ class OutputCache:
                 run.model_s = time.perf_counter() - began_s
                 is_done = run.take(answered)
             if not is_done:
-                return self.score(batch, predict, features=features)
+                return self.score(batch, predict, features=features, beside=beside)
         return run.answer()
 
     async def score_async(
-        self, batch: Any, predict: Callable[[Any], Any], *, features: Any = None
+        self,
+        batch: Any,
+        predict: Callable[[Any], Any],
+        *,
+        features: Any = None,
+        beside: Mapping[str, Any] | None = None,
     ) -> Scored:
         """The same on an event loop: `predict` is a coroutine function, or is run on a thread."""
         if not self._waits:
-            run = Run(self, batch, features)
+            run = Run(self, batch, features, beside)
         else:
-            run = await asyncio.to_thread(Run, self, batch, features)
+            run = await asyncio.to_thread(Run, self, batch, features, beside)
         if run.wanted is not None:
             with self._counting_errors():
                 began_s = time.perf_counter()
@@ -229,7 +245,7 @@ class OutputCache:
                 else:
                     is_done = run.take(answered)
             if not is_done:
-                return await self.score_async(batch, predict, features=features)
+                return await self.score_async(batch, predict, features=features, beside=beside)
         return run.answer()
 
     @property
@@ -246,14 +262,20 @@ class OutputCache:
                 self._counts["model_errors"] += 1
             raise
 
-    def _hit(self, row: Values) -> Scored | None:
+    def _hit(self, row: Values, beside: Mapping[str, Any] | None) -> Scored | None:
         """One row of a matrix from memory, where no rule forbids it; None for the long way."""
         form = self._form
         if form is None or self._off or self.policy.dry_run:
             return None
+        forbid, further = self._forbid, None
+        if beside:
+            further = _cells_of(beside)
+            if further is None:
+                return None
+            forbid = self._forbid_beside(tuple(further))
         family = None
         if self._families is not None:
-            family = self._families.of_row(row[0], self.inputs.places)
+            family = self._families.of_row(row[0], self.inputs.places, further)
             if family is None or family.until_ns:
                 return None
         cells = row[0].tolist()
@@ -280,8 +302,11 @@ class OutputCache:
             if self._rules.has_score:
                 is_plain = dtype.char in "dfe"  # the rest may not fit into a float
                 scores = (values.ravel() if is_plain else self._as_scores(values)[0]).tolist()
-        if self._rules.rules and self._forbid(cells, scores, self.clock.wall_ns()):
-            return None
+        if self._rules.rules:
+            if further:
+                cells += further.values()
+            if forbid(cells, scores, self.clock.wall_ns()):
+                return None
         with self._lock:
             self._short_hits += 1
             if is_mapped:
@@ -290,16 +315,28 @@ class OutputCache:
             self._families.note_hit(family)
         return Scored(values, *ONE_HIT, self._rule_names)
 
-    def explain(self, batch: Any) -> OutputExplanation:
+    def _forbid_beside(self, names: tuple[str, ...]) -> Callable[[Any, Any, int], bool]:
+        """What judges one row that has further cells behind it."""
+        found = self._forbids.get(names)
+        if found is None:
+            count = len(self.inputs.fields)
+            beside = {name: count + place for place, name in enumerate(names)}
+            found = self._rules.for_row(self.inputs.places, beside)
+            if len(self._forbids) < _BESIDE_MAX:
+                self._forbids[names] = found
+        return found
+
+    def explain(self, batch: Any, *, beside: Mapping[str, Any] | None = None) -> OutputExplanation:
         """Why one input would or would not be answered from memory now.
 
         Args:
             batch: one row.
+            beside: as `score`.
 
         Raises:
             OutputError: it is not one row, or not as it must be.
         """
-        rows = self._batch_of(batch)
+        rows = self._batch_of(batch, beside)
         if rows.count != 1:
             raise OutputError(where="explain", problem="takes one row", fix="Give one.")
         (key,) = self.inputs.keys(rows)
@@ -352,8 +389,9 @@ class OutputCache:
 
     # -- outputs as bytes, here or in the blob tier ------------------------------------------------
 
-    def _batch_of(self, given: Any) -> Batch:
-        return batch_of(given, self.inputs.names, self.inputs.lists)
+    def _batch_of(self, given: Any, beside: Mapping[str, Any] | None = None) -> Batch:
+        found = batch_of(given, self.inputs.names, self.inputs.lists)
+        return found.with_beside(beside) if beside else found
 
     def _found(self, value: bytes) -> Values | None:
         """What memory holds for one row; None where it lies in the blob tier, and is gone."""
@@ -436,6 +474,22 @@ def _apart(left: Values, right: Values) -> tuple[list[float], list[float]]:
         places = np.flatnonzero(left != right)[:_SHOWN_MOST]
         left, right = left[places], right[places]
     return left.tolist(), right.tolist()
+
+
+def _cells_of(beside: Mapping[str, Any]) -> dict[str, float | str] | None:
+    """What is beside one row, if all of it are plain numbers and texts."""
+    found: dict[str, float | str] = {}
+    for name, values in beside.items():
+        try:
+            if len(values) != 1:
+                return None
+            cell = plain_cell(values)
+        except (TypeError, LookupError):  # the long way says what it is
+            return None
+        if cell is None:
+            return None
+        found[name] = cell
+    return found
 
 
 def _said(verdict: Verdict, is_open: bool) -> str:

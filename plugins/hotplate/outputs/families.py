@@ -13,7 +13,7 @@ of it is let in again, to see whether it pays by now; where not, the next try is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -172,12 +172,24 @@ class Families:
             found = [self._family(_shown(label)) for label in labels]
         return Members(np.asarray(codes, np.intp), found, now_ns)
 
-    def of_row(self, row: npt.NDArray[Any], places: Any) -> Family | None:
-        """The family of one row of a matrix; None where it takes more than its own numbers."""
-        if callable(self._by) or len(self._by) != 1 or self._by[0] not in places:
+    def of_row(
+        self, row: npt.NDArray[Any], places: Mapping[str, int], beside: Mapping[str, Any] | None
+    ) -> Family | None:
+        """The family of one row of a matrix; None where it takes more than this to tell.
+
+        Args:
+            row: its numbers.
+            places: where in it each field is.
+            beside: further cells, by name.
+        """
+        if callable(self._by) or len(self._by) != 1:
+            return None
+        (name,) = self._by
+        label = row[places[name]] if name in places else (beside or {}).get(name)
+        if label is None or (name not in places and type(label) is not str):
             return None
         with self._lock:
-            return self._family(_shown(row[places[self._by[0]]]))
+            return self._family(_shown(label))
 
     def _family(self, name: str) -> Family:
         found = self._families.get(name)

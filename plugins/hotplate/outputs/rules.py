@@ -120,14 +120,15 @@ class Rule:
         """Whether it can be judged only when the model has answered."""
         return self._condition.needs_score
 
-    def for_row(self, places: Mapping[str, int]) -> Judge:
+    def for_row(self, places: Mapping[str, int], beside: Mapping[str, int]) -> Judge:
         """What judges one row of a matrix whose answer is known, without numpy.
 
         Args:
             places: where in the row each field is.
+            beside: where each further column is.
         """
         try:
-            return self._condition.for_row(places)
+            return self._condition.for_row(places, beside)
         except KeyError:  # a field that no matrix has forbids, as in a batch
             return lambda row, scores, wall_ns: None
 
@@ -172,16 +173,19 @@ class RuleSet:
         """
         return cls([one if isinstance(one, Rule) else _rule_of(one) for one in said])
 
-    def for_row(self, places: Mapping[str, int]) -> Callable[[Row, Row, int], bool]:
+    def for_row(
+        self, places: Mapping[str, int], beside: Mapping[str, int] | None = None
+    ) -> Callable[[Row, Row, int], bool]:
         """What says whether any rule forbids one row of a matrix: made once, called at every hit.
 
         Args:
             places: where in the row each field is.
+            beside: where each further column is, whose cells may be texts.
 
         Returns:
             A function of the row, of what it was answered, and of the time of day.
         """
-        judges = tuple(rule.for_row(places) for rule in self.rules)
+        judges = tuple(rule.for_row(places, beside or {}) for rule in self.rules)
 
         def forbid(row: Row, scores: Row, wall_ns: int) -> bool:
             try:
@@ -234,7 +238,7 @@ class _Condition:
         """Yes and unknown, for each row."""
         raise NotImplementedError
 
-    def for_row(self, places: Mapping[str, int]) -> Judge:
+    def for_row(self, places: Mapping[str, int], beside: Mapping[str, int]) -> Judge:
         """What gives the same answer for one row.
 
         Raises:
@@ -262,8 +266,8 @@ class _Every(_Condition):
                 yes, no = yes & more, no | is_no
         return yes, ~yes & ~no
 
-    def for_row(self, places: Mapping[str, int]) -> Judge:
-        judges, is_any = tuple(part.for_row(places) for part in self._parts), self._is_any
+    def for_row(self, places: Mapping[str, int], beside: Mapping[str, int]) -> Judge:
+        judges, is_any = tuple(part.for_row(places, beside) for part in self._parts), self._is_any
 
         def judge(row: Row, scores: Row, wall_ns: int) -> bool | None:
             # all of them, as in a batch: one that cannot be judged is an error
@@ -284,8 +288,8 @@ class _Not(_Condition):
         yes, unknown = self._part.answer(asked)
         return ~yes & ~unknown, unknown
 
-    def for_row(self, places: Mapping[str, int]) -> Judge:
-        inner = self._part.for_row(places)
+    def for_row(self, places: Mapping[str, int], beside: Mapping[str, int]) -> Judge:
+        inner = self._part.for_row(places, beside)
 
         def judge(row: Row, scores: Row, wall_ns: int) -> bool | None:
             said = inner(row, scores, wall_ns)
@@ -314,7 +318,7 @@ class _Hours(_Condition):
         count = asked.batch.count
         return np.full(count, self._is_inside(asked.wall_ns)), np.zeros(count, np.bool_)
 
-    def for_row(self, places: Mapping[str, int]) -> Judge:
+    def for_row(self, places: Mapping[str, int], beside: Mapping[str, int]) -> Judge:
         return lambda row, scores, wall_ns: self._is_inside(wall_ns)
 
     def _is_inside(self, wall_ns: int) -> bool:
@@ -379,7 +383,7 @@ class _Compared(_Condition):
             found: Any = asked.scores[:, self._column]
         else:
             found = asked.batch.required(self._name, "field", BESIDE)
-        if asked.batch.count == 1 and (cell := _plain_cell(found)) is not None:
+        if asked.batch.count == 1 and (cell := plain_cell(found)) is not None:
             said = (self._said_of_text if type(cell) is str else self._said_of_number)(cell)
             return (_YES if said else _NO), (_YES if said is None else _NO)
         values = _Values(found)
@@ -389,7 +393,7 @@ class _Compared(_Condition):
         unknown = values.missing | incomparable
         return yes & ~unknown, unknown
 
-    def for_row(self, places: Mapping[str, int]) -> Judge:
+    def for_row(self, places: Mapping[str, int], beside: Mapping[str, int]) -> Judge:
         said, of_missing = self._said_of_number, True if self._operator == "missing" else None
         if self._column is not None:
             column = self._column
@@ -399,6 +403,14 @@ class _Compared(_Condition):
                 return said(number) if number == number else of_missing
 
             return of_score
+        if self._name not in places:
+            further, of_text = beside[self._name], self._said_of_text
+
+            def of_beside(row: Row, scores: Row, wall_ns: int) -> bool | None:
+                cell = row[further]
+                return of_text(cell) if type(cell) is str else said(cell)
+
+            return of_beside
         place = places[self._name]
 
         def of_field(row: Row, scores: Row, wall_ns: int) -> bool | None:
@@ -445,7 +457,7 @@ def _plain_number(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _plain_cell(found: Any) -> float | str | None:
+def plain_cell(found: Any) -> float | str | None:
     """The one value of a column, if it is a plain number or text that is not missing."""
     cell = found.iloc[0] if isinstance(found, pd.Series) else found[0]
     if type(cell) is str:

@@ -52,6 +52,7 @@ class Run:
         cache: the cache.
         given: the batch.
         features: what its rows were made of.
+        beside: further columns, for rules.
         is_sampled: whether hits are compared, where that is decided; each is drawn if left out.
 
     Attributes:
@@ -60,13 +61,19 @@ class Run:
     """
 
     def __init__(
-        self, cache: OutputCache, given: Any, features: Any, *, is_sampled: bool | None = None
+        self,
+        cache: OutputCache,
+        given: Any,
+        features: Any,
+        beside: Mapping[str, Any] | None = None,
+        *,
+        is_sampled: bool | None = None,
     ) -> None:
         self._began_s = time.perf_counter()
         self.model_s = 0.0
         self._cache = cache
         policy = cache.policy
-        self._batch = batch = cache._batch_of(given)
+        self._batch = batch = cache._batch_of(given, beside)
         count = batch.count
         self._now_ns, self._wall_ns = cache.clock.now_ns(), cache.clock.wall_ns()
         self._codes = np.full(count, MISS, np.int16)
@@ -120,7 +127,7 @@ class Run:
         keys = [b""] * batch.count
         places = np.flatnonzero(~members.is_bypassed)
         if len(places):
-            found = schema.keys(self._cache._batch_of(batch.rows(places)))
+            found = schema.keys(batch.part(places))
             for place, key in zip(places.tolist(), found, strict=True):
                 keys[place] = key
         return keys
@@ -130,9 +137,7 @@ class Run:
         cache = self._cache
         if not cache._rules.rules or not len(rows):
             return
-        is_all = len(rows) == self._batch.count
-        batch = self._batch if is_all else cache._batch_of(self._batch.rows(np.asarray(rows)))
-        asked = Asked(batch, scores, self._wall_ns)
+        asked = Asked(self._batch.part(np.asarray(rows)), scores, self._wall_ns)
         verdicts = cache._rules.judge(asked, is_again=scores is not None)
         rows = np.asarray(rows)
         for number, verdict in enumerate(verdicts):
@@ -342,7 +347,7 @@ class Run:
         scores = cache._as_scores(fresh)
         if cache.policy.shadow_decimals is not None:
             scores = np.round(scores, cache.policy.shadow_decimals) + 0.0
-        batch = cache._batch_of(self._batch.rows(np.array(rows, np.intp)))
+        batch = self._batch.part(np.array(rows, np.intp))
         cache._families.note_outputs(
             members,
             rows,
@@ -360,7 +365,7 @@ class Run:
         may = self._codes[self._asked] < RULE
         lives = np.full(len(fresh), policy.ttl_ns, np.int64)
         if policy.negative_rule is not None:
-            batch = cache._batch_of(self._batch.rows(self._asked))
+            batch = self._batch.part(self._asked)
             is_negative = policy.negative_rule.judge(Asked(batch, scores, self._wall_ns)).holds
             lives[is_negative] = policy.negative_ttl_ns
         self._codes = before  # why a row was computed, not why it was not kept
