@@ -284,8 +284,13 @@ class OutputCache:
         if kept is None:
             return None
         value, deadline_ns, ties, _, is_heard = kept
-        if self.clock.now_ns() > deadline_ns or is_heard:
+        now_ns = self.clock.now_ns()
+        if now_ns > deadline_ns:
             return None
+        if is_heard:
+            lease = self._lease
+            if lease is None or not lease.is_valid(now_ns) or lease.unheard[0]:
+                return None
         if ties and any(tie.is_cut for tie in ties):
             return None
         scores: Any = ()
