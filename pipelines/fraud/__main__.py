@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -221,6 +222,8 @@ def train(
 @click.option("--from", "position", metavar="ID", help="Begin there, and not where the last ended.")
 @click.option("--model", "version", help="A version; the current one if left out.")
 @click.option("--device", type=_DEVICE, default="auto")
+@click.option("--part", metavar="K/N", help="Of a file the cards of one of N processes, from 1 on.")
+@click.option("--json", "is_json", is_flag=True, help="Figures at the end, for machines.")
 def score(
     stream: str | None,
     file: Path | None,
@@ -233,6 +236,8 @@ def score(
     position: str | None,
     version: str | None,
     device: str,
+    part: str | None,
+    is_json: bool,
 ) -> None:
     """Decide payments as they arrive, each once; write decisions to a database."""
     if (stream is None) == (file is None):
@@ -243,10 +248,10 @@ def score(
         from pipelines.fraud.line import Line
         from pipelines.fraud.score import Job, ended_by_signals, shown
 
-        work, console = _work(), Console()
+        work, console = _work(), Console(stderr=is_json)
         layers = Layers.without(without)
         with console.status("opening the store and the model"):
-            source, total = _source(work, stream, file, ends=until_empty)
+            source, total = _source(work, stream, file, _part(part), ends=until_empty)
             store = work.open(layers)
             bundle = work.model(store, version)
             scorer = scorer_of(bundle, device, is_fast=layers.scorer)
@@ -258,16 +263,29 @@ def score(
             )
             job = Job(line, source, size, wait_ms)
             with ended_by_signals(job), shown(console, total) as show:
-                job.run(position, show)
+                figures = job.run(position, show)
+        if not figures.batches:
+            console.print("nothing new")
+    if is_json:
+        click.echo(json.dumps(figures.numbers()))
+
+
+def _part(said: str | None) -> tuple[int, int]:
+    if said is None:
+        return 0, 1
+    which, _, of = said.partition("/")
+    if not (which.isdigit() and of.isdigit() and 1 <= int(which) <= int(of)):
+        raise click.UsageError(f"--part {said}: write 1/2, and 2/2 for the other process")
+    return int(which) - 1, int(of)
 
 
 def _source(
-    work: Work, stream: str | None, file: Path | None, *, ends: bool
+    work: Work, stream: str | None, file: Path | None, part: tuple[int, int], *, ends: bool
 ) -> tuple[Source, int | None]:
     from pipelines.fraud.sources import FileSource, StreamSource
 
     if file is not None:
-        found = FileSource(file)
+        found = FileSource(file, part)
         return found, len(found)
     assert stream is not None
     return StreamSource(work.repo.client(), stream, ends=ends), None

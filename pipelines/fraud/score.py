@@ -6,6 +6,7 @@ may as well be killed (see `pipelines.fraud.ledger`).
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
@@ -48,7 +49,9 @@ class Figures:
         decided, repeated, dead, hits, approve, review, decline: payments.
         model_s: seconds in the model.
         steps_s: seconds by step.
-        batch_s: what the latest batches took.
+        batches: how many there were.
+        batch_s: what the latest of them took.
+        began_s, ended_s: the clock, when the first began and the last ended.
     """
 
     decided: int = 0
@@ -62,9 +65,27 @@ class Figures:
     steps_s: dict[str, float] = field(default_factory=dict)
     batch_s: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     began_s: float = field(default_factory=time.monotonic)
+    ended_s: float = 0.0
+    batches: int = 0
+
+    def numbers(self) -> dict[str, float]:
+        """For machines."""
+        spent_s = self.ended_s - self.began_s
+        return {
+            **{
+                name: getattr(self, name)
+                for name in ("decided", "repeated", "dead", "hits", "approve", "review", "decline")
+            },
+            "model_s": self.model_s,
+            "seconds": spent_s,
+            "per_s": self.decided / spent_s if spent_s > 0 else 0.0,
+            **{f"{name}_s": seconds for name, seconds in self.steps_s.items()},
+        }
 
     def add(self, found: Processed, seconds: float) -> None:
         """Count a batch."""
+        self.batches += 1
+        self.ended_s = time.monotonic()
         self.repeated += found.repeated
         self.dead += len(found.dead)
         for step, spent in found.seconds.items():
@@ -145,7 +166,8 @@ class Job:
         """
         begun = self._line.begin()
         start = position if position is not None else begun
-        self.figures.began_s = time.monotonic()
+        gc.freeze()  # what lives as long as the job need not be looked through for each batch
+        self.figures.began_s = self.figures.ended_s = time.monotonic()
         for batch in self._source.batches(start, self._size, self._wait_ms):
             began_s = time.perf_counter()
             found = self._line.process(batch.records, batch.position)

@@ -51,11 +51,13 @@ class FileSource:
 
     Args:
         path: the file, in the columns of `read_records` or in those of the Handbook's data.
+        part: (which, of how many): the cards of one of several processes; which is from 0 on.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part: tuple[int, int] = (0, 1)) -> None:
         self.path = path
-        self.name = f"file:{path.resolve()}"
+        which, of = part
+        self.name = f"file:{path.resolve()}" + (f"#{which + 1}/{of}" if of > 1 else "")
         try:
             is_text = path.suffix.lower() == ".csv"
             self._table = pa_csv.read_csv(path) if is_text else pq.read_table(path)
@@ -67,7 +69,15 @@ class FileSource:
                 f"{path} has no column transaction_id (it has: {', '.join(names)}): name its "
                 "columns transaction_id, customer_id, terminal_id, amount, at and kind"
             )
-        self._table = _in_ms(self._table.rename_columns(names))
+        table = _in_ms(self._table.rename_columns(names))
+        if of > 1:
+            if "customer_id" not in names or not pa.types.is_integer(
+                table.schema.field("customer_id").type
+            ):
+                raise SourceError(f"{path} has no customer_id of whole numbers to divide it by")
+            cards = table.column("customer_id").to_numpy()
+            table = table.filter(pa.array(cards % of == which))
+        self._table = table
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
