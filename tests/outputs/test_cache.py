@@ -415,8 +415,20 @@ def test_the_least_recently_used_go_first_and_the_books_are_right() -> None:
     assert small.stats().entries == small.stats().size_bytes == 0
 
 
+def test_outputs_are_let_go_in_steps() -> None:
+    """The least recently used first, down to nothing; what comes after is kept as ever."""
+    outputs, model = cache(), Model(lambda amounts: amounts)
+    outputs.score({"amount": np.arange(10.0)}, model)
+    outputs.score({"amount": [0.0]}, model)
+    assert [outputs.release(4), outputs.release(4)] == [6, 2]
+    outputs._tier.check()
+    assert outputs.score({"amount": [0.0, 1.0]}, model).why == ["hit", "miss"]
+    assert outputs.release(1_000) == outputs.release(1) == 0
+    assert outputs.stats().size_bytes == 0
+
+
 def test_a_tie_that_is_cut_ends_its_outputs_and_no_others() -> None:
-    """Against a dict: random ties, cuts, evictions, replacements."""
+    """Against a dict: random ties, cuts, evictions, replacements, releases."""
     chance, tier = random.Random(1), OutputTier(50, 1 << 30)
     alive: dict[bytes, set[Any]] = {}
     for step in range(4_000):
@@ -441,6 +453,9 @@ def test_a_tie_that_is_cut_ends_its_outputs_and_no_others() -> None:
             for ties in alive.values():
                 if ties & set(entities):
                     ties.add("cut")
+        if step % 40 == 0:
+            before = len(tier)
+            assert tier.release(3) == len(tier) == max(0, before - 3)
         for key, ties in list(alive.items()):
             kept = tier._lru.peek(key)
             if kept is None:

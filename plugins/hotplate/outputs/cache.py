@@ -174,6 +174,20 @@ class OutputCache:
         if self._shared is not None:
             self._shared.forget()
 
+    def release(self, most: int) -> int:
+        """Let go of some outputs of this process, as of a version that is no longer asked.
+
+        To drop a cache of a million at once stops all threads for most of a second. What other
+        processes computed is left alone: they may still ask this version, and it expires.
+
+        Args:
+            most: how many at the most, the least recently used first.
+
+        Returns:
+            How many are left.
+        """
+        return self._tier.release(most)
+
     # -- scoring ----------------------------------------------------------------------------------
 
     def score(
