@@ -129,7 +129,7 @@ class Ledger:
         position: str | None,
         decisions: Sequence[Mapping[str, Any]],
         dead: Sequence[DeadLetter] = (),
-    ) -> None:
+    ) -> int:
         """Write everything of a micro-batch, or nothing of it; waits while the database is down.
 
         Args:
@@ -137,6 +137,10 @@ class Ledger:
             position: how far it has been read with them; None leaves that as it is.
             decisions: rows of `DECISIONS`; what has a decision keeps it.
             dead: records that are no payments.
+
+        Returns:
+            How many decisions were written: fewer than were given where another process decided
+            some of the payments first, or where the answer to a first attempt was lost.
 
         Raises:
             LedgerError: the database refuses, or is down for longer than `wait_s`.
@@ -146,20 +150,22 @@ class Ledger:
             for one in dead
         ]
 
-        def write(connection: sa.Connection) -> None:
-            insert = _insert_of(connection)
+        def write(connection: sa.Connection) -> int:
+            insert, written = _insert_of(connection), 0
             if decisions:
-                _write_many(connection, insert(DECISIONS).on_conflict_do_nothing(), decisions)
+                new = insert(DECISIONS).on_conflict_do_nothing()
+                written = _write_many(connection, new, decisions)
             if letters:
                 connection.execute(insert(DEAD_LETTERS).on_conflict_do_nothing(), letters)
             if position is not None:
-                new = insert(POSITIONS).values(source=source, position=position)
-                moved = new.on_conflict_do_update(
+                placed = insert(POSITIONS).values(source=source, position=position)
+                moved = placed.on_conflict_do_update(
                     index_elements=["source"], set_={"position": position}
                 )
                 connection.execute(moved)
+            return written
 
-        self._try(write)
+        return self._try(write)
 
     def latest(self, within_ms: int) -> list[Mapping[str, Any]]:
         """The payments decided within some time before the last decision."""
@@ -174,6 +180,27 @@ class Ledger:
 
         return self._try(ask)
 
+    def recent(self, most: int) -> list[Mapping[str, Any]]:
+        """The payments decided last, the latest first; asked for once, and not waited for.
+
+        Raises:
+            LedgerError: the database does not answer.
+        """
+        names = ("transaction_id", "customer_id", "terminal_id", "kind", "amount")
+        wanted = sa.select(*(DECISIONS.c[name] for name in names))
+        wanted = wanted.order_by(DECISIONS.c.decided_ms.desc()).limit(most)
+        return self._once(
+            lambda connection: [dict(row._mapping) for row in connection.execute(wanted)]
+        )
+
+    def ping(self) -> None:
+        """Make sure that the database answers now.
+
+        Raises:
+            LedgerError: it does not.
+        """
+        self._once(lambda connection: connection.execute(sa.select(1)).scalar())
+
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Mapping[str, Any]]:
         """All decisions, in the order of their time."""
         chosen = [DECISIONS.c[name] for name in columns] if columns else [DECISIONS]
@@ -185,6 +212,13 @@ class Ledger:
         """All records that were no payments."""
         with self._engine.connect() as connection:
             return [dict(row._mapping) for row in connection.execute(sa.select(DEAD_LETTERS))]
+
+    def _once(self, work: Callable[[sa.Connection], _T]) -> _T:
+        try:
+            with self._engine.begin() as connection:
+                return work(connection)
+        except DBAPIError as error:
+            raise LedgerError(f"{self.shown}: {_line(error)}") from error
 
     def _try(self, work: Callable[[sa.Connection], _T]) -> _T:
         until_s = time.monotonic() + self.wait_s
@@ -236,12 +270,16 @@ def _insert_of(connection: sa.Connection) -> Any:
 
 def _write_many(
     connection: sa.Connection, statement: Any, rows: Sequence[Mapping[str, Any]]
-) -> None:
-    """As `connection.execute`, which looks at each row for as long as the database keeps it."""
+) -> int:
+    """As `connection.execute`, which looks at each row for as long as the database keeps it.
+
+    Returns:
+        How many rows were written.
+    """
     compiled = statement.compile(dialect=connection.dialect)
     order = compiled.positiontup
     given = [tuple(row[name] for name in order) for row in rows] if order else list(rows)
-    connection.exec_driver_sql(str(compiled), given)
+    return connection.exec_driver_sql(str(compiled), given).rowcount
 
 
 def _be_quick(connection: Any, _: Any) -> None:

@@ -27,13 +27,13 @@ from pipelines.fraud.decide import Decided, Decider
 from pipelines.fraud.ledger import Ledger
 from pipelines.fraud.payments import CHECK, DeadLetter, Payments, read_records
 
-__all__ = ["EVENTS", "Line", "Processed"]
+__all__ = ["EVENTS", "PASSING", "Line", "Processed"]
 
 EVENTS: Final = "card_windows_events"
 _RECORDED_AGAIN_MS: Final = 120_000
 _WAIT_S: Final = 0.5
-# what a server that is down or slow raises, Feast's own Redis store included
-_PASSING: Final = (ServerError, OSError, redis.ConnectionError, redis.TimeoutError)
+PASSING: Final = (ServerError, OSError, redis.ConnectionError, redis.TimeoutError)
+"""What a server that is down or slow raises, Feast's own Redis store included."""
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Processed:
     """What became of the records of a micro-batch.
 
     Attributes:
+        payments: all of them, those that had a decision too.
         answers: transaction id -> its decision: a row of the ledger, or part of one.
         dead: records that are no payments.
         decided: those that were new; None where none was.
@@ -48,6 +49,7 @@ class Processed:
         seconds: what each step took.
     """
 
+    payments: Payments
     answers: dict[str, Mapping[str, Any]]
     dead: list[DeadLetter]
     decided: Decided | None
@@ -105,13 +107,17 @@ class Line:
         return self._ledger.position(self._source)
 
     def process(
-        self, records: Sequence[tuple[str, Mapping[str, Any]]], position: str | None = None
+        self,
+        records: Sequence[tuple[str, Mapping[str, Any]]],
+        position: str | None = None,
+        unread: Sequence[DeadLetter] = (),
     ) -> Processed:
         """Take records through all steps.
 
         Args:
             records: (place, fields), as `read_records`.
             position: how far the source has been read with them.
+            unread: what came with them and has no fields, such as text that is not JSON.
 
         Raises:
             LedgerError: the database refuses.
@@ -125,6 +131,7 @@ class Line:
             steps[step], at = clock() - at, clock()
 
         payments, dead = read_records(records, time.time_ns() // 1_000_000, restamp=self._restamp)
+        dead += unread
         known = self._ledger.known(payments.transaction_ids) if len(payments) else {}
         new = payments.chosen(_firsts(payments, known))
         lap("check")
@@ -133,20 +140,22 @@ class Line:
             decided = self._decide(new)
             lap("decide")
             rows = decided.rows()
-        self._ledger.record(self._source, position, rows, dead)
+        written = self._ledger.record(self._source, position, rows, dead)
+        if written != len(rows):  # another process decided some of them first: its word counts
+            known |= self._ledger.known([row["transaction_id"] for row in rows])
         lap("commit")
         if decided is not None and new.is_recorded.any():
             self._record(new.chosen(new.is_recorded).events())
             lap("record")
         self._count(decided, len(payments) - len(new), dead)
-        answers = {**known, **{row["transaction_id"]: row for row in rows}}
-        return Processed(answers, dead, decided, len(payments) - len(new), steps)
+        answers = {**{row["transaction_id"]: row for row in rows}, **known}
+        return Processed(payments, answers, dead, decided, len(payments) - len(new), steps)
 
     def _decide(self, payments: Payments) -> Decided:
         while True:
             try:
                 return self._decider().decide(payments)
-            except _PASSING as error:
+            except PASSING as error:
                 self._wait("features cannot be read, payments wait", error)
 
     def _record(self, events: pd.DataFrame) -> None:
@@ -156,7 +165,7 @@ class Line:
             try:
                 self._hot.ingest(EVENTS, events)
                 return
-            except _PASSING as error:
+            except PASSING as error:
                 self._wait("payments cannot be recorded in the windows", error)
 
     def _wait(self, what: str, error: Exception) -> None:

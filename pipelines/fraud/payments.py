@@ -15,6 +15,7 @@ and whatever else is left alone.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,13 +25,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-__all__ = ["CHECK", "DeadLetter", "Payments", "read_records"]
+__all__ = ["CHECK", "DeadLetter", "Payments", "as_made_now", "read_records"]
 
 PAYMENT: Final = "payment"
 CHECK: Final = "check"
 _KINDS: Final = frozenset({PAYMENT, CHECK, "payout", "refund"})
 _LONGEST_ID: Final = 128
 _INT64: Final = 2**63
+_LARGEST_AMOUNT: Final = 1e15  # a float32 holds 1e38, and sums of windows must hold, too
 _LATEST_MS: Final = 4_102_444_800_000  # 2100; a time in seconds, or microseconds, is refused
 _EARLIEST_MS: Final = 946_684_800_000  # 2000
 
@@ -145,6 +147,28 @@ def read_records(
     )
 
 
+def as_made_now(rows: Sequence[Mapping[str, Any]]) -> Payments:
+    """Payments that were decided before, as if they were made now, each that differs once.
+
+    Args:
+        rows: of the ledger, the latest first.
+    """
+    told = ("customer_id", "terminal_id", "amount", "kind")
+    distinct = {tuple(row[name] for name in told): row["transaction_id"] for row in rows}
+    customers, terminals, amounts, kinds = zip(*distinct, strict=True) if distinct else [()] * 4
+    kind = np.empty(len(distinct), np.object_)
+    kind[:] = kinds
+    return Payments(
+        [""] * len(distinct),
+        list(distinct.values()),
+        np.array(customers, np.int64),
+        np.array(terminals, np.int64),
+        np.array(amounts, np.float64),
+        np.full(len(distinct), time.time_ns() // 1_000_000, np.int64),
+        kind,
+    )
+
+
 def _payment(fields: Mapping[str, Any], now_ms: int) -> tuple[str, int, int, float, int, str]:
     get = fields.get
     transaction_id = _text(get("transaction_id"))
@@ -152,6 +176,8 @@ def _payment(fields: Mapping[str, Any], now_ms: int) -> tuple[str, int, int, flo
         raise ValueError("transaction_id is missing")
     if len(transaction_id) > _LONGEST_ID:
         raise ValueError(f"transaction_id is longer than {_LONGEST_ID} characters")
+    if "\0" in transaction_id:
+        raise ValueError("transaction_id holds a NUL, which Postgres cannot keep")
     kind = _text(get("kind")) or PAYMENT
     if kind not in _KINDS:
         raise ValueError(f"kind is none of {', '.join(sorted(_KINDS))}")
@@ -199,12 +225,14 @@ def _amount(value: Any) -> float:
         raise ValueError("amount is missing")
     try:
         amount = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError("amount is no number") from None
     if isinstance(value, bool) or not math.isfinite(amount):
         raise ValueError("amount is no number")
     if amount < 0:
         raise ValueError("amount is negative: say it is a refund by its kind")
+    if amount > _LARGEST_AMOUNT:
+        raise ValueError(f"amount is above {_LARGEST_AMOUNT:g}")
     return amount
 
 
