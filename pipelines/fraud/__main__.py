@@ -48,6 +48,8 @@ def main(context: click.Context, repo: Path, work: Path, redis: str | None) -> N
       python -m pipelines.fraud features     tables, apply, materialize, windows
       python -m pipelines.fraud train        a model, point-in-time
       python -m pipelines.fraud score --stream payments
+      python -m pipelines.fraud serve        decisions over HTTP
+      python -m pipelines.fraud deploy VERSION     another model, while those two run
     """
     context.obj = {"repo": repo, "work": work, "redis": redis}
 
@@ -243,24 +245,31 @@ def score(
     if (stream is None) == (file is None):
         raise click.UsageError("give --stream KEY or --file FILE")
     with _told():
-        from pipelines.fraud.decide import Decider, Layers, scorer_of
+        from pipelines.fraud.decide import Layers
         from pipelines.fraud.ledger import open_ledger
         from pipelines.fraud.line import Line
+        from pipelines.fraud.live import followed
         from pipelines.fraud.score import Job, ended_by_signals, shown
 
         work, console = _work(), Console(stderr=is_json)
         layers = Layers.without(without)
-        with console.status("opening the store and the model"):
+        with console.status("opening the store"):
             source, total = _source(work, stream, file, _part(part), ends=until_empty)
             store = work.open(layers)
-            bundle = work.model(store, version)
-            scorer = scorer_of(bundle, device, is_fast=layers.scorer)
-            decider = Decider(store, bundle, scorer, layers)
-        console.print(f"model {bundle.version}; {scorer.way}", highlight=False)
-        with open_ledger(database or work.database, say=console.print) as ledger:
-            line = Line(
-                store, lambda: decider, ledger, source.name, restamp=restamp, say=console.print
-            )
+        with (
+            open_ledger(database or work.database, say=console.print) as ledger,
+            followed(
+                store,
+                work.models,
+                ledger,
+                device=device,
+                layers=layers,
+                version=version,
+                say=console.print,
+            ) as live,
+        ):
+            console.print(f"model {live.version}; {live().way}", highlight=False)
+            line = Line(store, live, ledger, source.name, restamp=restamp, say=console.print)
             job = Job(line, source, size, wait_ms)
             with ended_by_signals(job), shown(console, total) as show:
                 figures = job.run(position, show)
@@ -308,6 +317,63 @@ def benchmark(file: Path) -> None:
         found = bundle.metrics[name]
         mark = "equal" if round(found, 3) == published else "NOT EQUAL"
         click.echo(f"{name:18} {found:.4f}  published {published:.3f}  {mark}")
+
+
+@main.command()
+@click.option("--host", default="127.0.0.1", help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8_000, help="0 is any free one.")
+@click.option("--database", metavar="URL", help="Of decisions; SQLite in --work if left out.")
+@click.option("--size", type=click.IntRange(min=1), default=256, help="Payments in a batch.")
+@click.option(
+    "--waiting", type=click.IntRange(min=1), default=1_024, help="Requests that may wait for one."
+)
+@click.option("--deadline", type=click.FloatRange(0.01), default=2.0, help="Of a request, s.")
+@click.option(
+    "--without", multiple=True, metavar="LAYER", help="features, windows, outputs or scorer."
+)
+@click.option("--model", "version", help="Stay with a version; the current one if left out.")
+@click.option("--device", type=_DEVICE, default="auto")
+def serve(
+    host: str,
+    port: int,
+    database: str | None,
+    size: int,
+    waiting: int,
+    deadline: float,
+    without: tuple[str, ...],
+    version: str | None,
+    device: str,
+) -> None:
+    """Decide payments over HTTP, one a request, each once."""
+    with _told():
+        from pipelines.fraud.decide import Layers
+        from pipelines.fraud.endpoint import Limits
+        from pipelines.fraud.serve import Server, ServeSettings, served
+
+        work, layers = _work(), Layers.without(without)
+        settings = ServeSettings(Limits(deadline), size, waiting, device, layers, version)
+        with served(work, database or work.database, settings, say=click.echo) as service:
+            Server(service, host, port, say=click.echo).run_to_the_end()
+
+
+@main.command()
+@click.argument("version", required=False)
+@click.option("--rollback", is_flag=True, help="The version that was current before.")
+@click.option("--device", type=_DEVICE, default="auto")
+def deploy(version: str | None, rollback: bool, device: str) -> None:
+    """Make VERSION of the model current; whoever scores goes over to it within seconds."""
+    if (version is None) == (not rollback):
+        raise click.UsageError("give a VERSION or --rollback")
+    with _told(), _waiting("trying the model"):
+        from pipelines.fraud import deploy as steps
+
+        work = _work()
+        store = work.open()
+        if version is None:
+            version = steps.roll_back(work, store, device)
+        else:
+            steps.deploy(work, store, version, device)
+    click.echo(f"model {version} is current")
 
 
 @main.command()

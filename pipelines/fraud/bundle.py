@@ -7,12 +7,14 @@ gives what it was trained on, in name and type, and if its XGBoost is not newer 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -27,6 +29,8 @@ __all__ = ["Bundle", "ModelRefused", "Models", "digest_of", "schema_of"]
 _MODEL: Final = "model.ubj"
 _SAID: Final = "model.json"
 _CURRENT: Final = "current"
+_HISTORY: Final = "history"
+_REMEMBERED: Final = 20
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FORMAT: Final = 1
 
@@ -160,7 +164,8 @@ class Models:
     """The versions of a model in a folder, one of which is current.
 
     Args:
-        folder: holds a folder a version, and `current`, which names one of them.
+        folder: holds a folder a version; `current`, which names one of them; and `history`, which
+            names those that were current before it, one a line, the latest last.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -246,6 +251,25 @@ class Models:
                 "`python -m pipelines.fraud deploy VERSION`"
             ) from error
 
+    def stamp(self) -> tuple[int, ...]:
+        """What changes whenever another version is made current; one look at a file's date."""
+        try:
+            found = (self.folder / _CURRENT).stat()
+        except FileNotFoundError:
+            return ()
+        return found.st_ino, found.st_mtime_ns
+
+    def before(self) -> list[str]:
+        """The versions that were current before the one that is, the latest last."""
+        try:
+            found = (self.folder / _HISTORY).read_text("utf-8").split()
+            current = self.current()
+        except (FileNotFoundError, ModelRefused):
+            return []
+        while found and found[-1] == current:  # whoever wrote the two files died in between
+            found.pop()
+        return found
+
     def make_current(self, version: str) -> None:
         """Name the version that is to be served from now on; loaded first, so that it can be.
 
@@ -253,11 +277,48 @@ class Models:
             ModelRefused: it cannot be loaded.
         """
         self.load(version)
-        handle, name = tempfile.mkstemp(prefix=".current-", dir=self.folder)
+        with self._alone():
+            try:
+                now = self.current()
+            except ModelRefused:
+                now = version
+            if now != version:
+                self._write(_HISTORY, [*self.before(), now][-_REMEMBERED:])
+            self._write(_CURRENT, [version])
+
+    def roll_back(self, version: str) -> None:
+        """Make the version that was current before it again; a second time, the one before that.
+
+        Args:
+            version: which one that is, as `before` says.
+
+        Raises:
+            ModelRefused: it cannot be loaded, or is not the one any more.
+        """
+        self.load(version)
+        with self._alone():
+            before = self.before()
+            if not before or before[-1] != version:
+                raise ModelRefused(
+                    f"{self.folder}: {version!r} is not the version before the current one any "
+                    "more: somebody has deployed another meanwhile. Look, and ask again"
+                )
+            self._write(_CURRENT, [version])
+            self._write(_HISTORY, before[:-1])
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While nobody else moves the pointer."""
+        with (self.folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _write(self, name: str, versions: Sequence[str]) -> None:
+        handle, made = tempfile.mkstemp(prefix=f".{name}-", dir=self.folder)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"{version}\n")
-        Path(name).chmod(0o644)
-        Path(name).replace(self.folder / _CURRENT)
+            file.writelines(f"{version}\n" for version in versions)
+        Path(made).chmod(0o644)
+        Path(made).replace(self.folder / name)
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -35,6 +35,10 @@ _ID_INPUTS: Final = {"customer_id": "customer_ids", "terminal_id": "terminal_ids
 class Scores(Protocol):
     """What scores rows."""
 
+    @property
+    def way(self) -> str:
+        """How: one line."""
+
     def score(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Scores, float32 (rows,), of inputs, float32 (rows, inputs)."""
 
@@ -50,7 +54,12 @@ class Plain:
     def __init__(self, booster: Any, device: str) -> None:
         booster.set_param({"device": device})
         self._booster = booster
-        self.way = f"inplace_predict on {device}, whatever the rows: the layer is off"
+        self._way = f"inplace_predict on {device}, whatever the rows: the layer is off"
+
+    @property
+    def way(self) -> str:
+        """How: one line."""
+        return self._way
 
     def score(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Scores, float32 (rows,), of inputs, float32 (rows, inputs)."""
@@ -224,6 +233,7 @@ class Decider:
     ) -> None:
         bundle.check(store)
         self.bundle = bundle
+        self.way = scorer.way
         self._hot = hotplate.of(store)
         self._scorer = scorer
         service = store.get_feature_service(bundle.service)
