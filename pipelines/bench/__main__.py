@@ -24,6 +24,7 @@ from pipelines.bench.outputs import outputs
 from pipelines.bench.propagation import propagation
 from pipelines.bench.purge import purge
 from pipelines.bench.scorer import scorer
+from pipelines.bench.serving import serving
 from pipelines.bench.shop import open_shop
 from pipelines.bench.windowed import windowed
 from pipelines.bench.writes import large_writes
@@ -67,7 +68,7 @@ def main(
     is_short = trace_limit is not None
     cases = [case for case in CASES if only in case.__name__]
     with Progress(console=console, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task("starting the server, writing entities", total=len(cases) + 10)
+        task = progress.add_task("starting the server, writing entities", total=len(cases) + 11)
         with open_shop(entities) as shop:
             for case in cases:
                 progress.update(task, description=(case.__doc__ or "").strip().splitlines()[0])
@@ -104,6 +105,10 @@ def main(
         if only in "scorer":
             progress.update(task, description=(scorer.__doc__ or "").strip().splitlines()[0])
             lines += scorer(rounds, is_short=is_short)
+        progress.advance(task)
+        if only in "serving":
+            progress.update(task, description=(serving.__doc__ or "").strip().splitlines()[0])
+            lines += serving(rounds, is_short=is_short)
         progress.advance(task)
         if only in "blobs":
             progress.update(task, description=(blobs.__doc__ or "").strip().splitlines()[0])

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import redis
 from feast import FeatureStore
 
@@ -158,7 +159,7 @@ class Line:
             except PASSING as error:
                 self._wait("features cannot be read, payments wait", error)
 
-    def _record(self, events: pd.DataFrame) -> None:
+    def _record(self, events: pd.DataFrame | pa.Table) -> None:
         if not len(events):
             return
         while True:

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
+import pyarrow as pa
 
 __all__ = ["CHECK", "DeadLetter", "Payments", "as_made_now", "read_records"]
 
@@ -89,14 +89,14 @@ class Payments:
             self.kinds[places],
         )
 
-    def events(self) -> pd.DataFrame:
+    def events(self) -> pa.Table:
         """What is recorded of them, for `hotplate.of(store).ingest`."""
-        return pd.DataFrame(
+        return pa.table(
             {
-                "transaction_id": self.transaction_ids,
+                "transaction_id": pa.array(self.transaction_ids, pa.string()),
                 "customer_id": self.customer_ids,
                 "amount": self.amounts,
-                "event_timestamp": pd.to_datetime(self.at_ms, unit="ms", utc=True),
+                "event_timestamp": pa.array(self.at_ms, pa.timestamp("ms", tz="UTC")),
             }
         )
 
