@@ -146,7 +146,7 @@ class Line:
             known |= self._ledger.known([row["transaction_id"] for row in rows])
         lap("commit")
         if decided is not None and new.is_recorded.any():
-            self._record(new.chosen(new.is_recorded).events())
+            self._record(new.chosen(new.is_recorded).event_table())
             lap("record")
         self._count(decided, len(payments) - len(new), dead)
         answers = {**{row["transaction_id"]: row for row in rows}, **known}

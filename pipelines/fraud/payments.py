@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 
 __all__ = ["CHECK", "DeadLetter", "Payments", "as_made_now", "read_records"]
@@ -89,8 +90,19 @@ class Payments:
             self.kinds[places],
         )
 
-    def events(self) -> pa.Table:
+    def events(self) -> pd.DataFrame:
         """What is recorded of them, for `hotplate.of(store).ingest`."""
+        return pd.DataFrame(
+            {
+                "transaction_id": self.transaction_ids,
+                "customer_id": self.customer_ids,
+                "amount": self.amounts,
+                "event_timestamp": pd.to_datetime(self.at_ms, unit="ms", utc=True),
+            }
+        )
+
+    def event_table(self) -> pa.Table:
+        """The same as Arrow, which a few payments are recorded from in half the time."""
         return pa.table(
             {
                 "transaction_id": pa.array(self.transaction_ids, pa.string()),
