@@ -320,6 +320,27 @@ def benchmark(file: Path) -> None:
 
 
 @main.command()
+def models() -> None:
+    """List the versions of the model."""
+    with _told():
+        from pipelines.fraud.bundle import ModelRefused
+
+        work = _work()
+        try:
+            current = work.models.current()
+        except ModelRefused:
+            current = ""
+        for version in work.models.versions():
+            bundle = work.models.load(version)
+            metrics = bundle.metrics
+            click.echo(
+                f"{'*' if version == current else ' '} {version}  AUC {metrics['auc']:.3f}  "
+                f"average precision {metrics['average_precision']:.3f}  {bundle.rounds} trees  "
+                f"{bundle.made['at']}"
+            )
+
+
+@main.command()
 @click.option("--host", default="127.0.0.1", help="Where to listen.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8_000, help="0 is any free one.")
 @click.option("--database", metavar="URL", help="Of decisions; SQLite in --work if left out.")
@@ -374,27 +395,6 @@ def deploy(version: str | None, rollback: bool, device: str) -> None:
         else:
             steps.deploy(work, store, version, device)
     click.echo(f"model {version} is current")
-
-
-@main.command()
-def models() -> None:
-    """List the versions of the model."""
-    with _told():
-        from pipelines.fraud.bundle import ModelRefused
-
-        work = _work()
-        try:
-            current = work.models.current()
-        except ModelRefused:
-            current = ""
-        for version in work.models.versions():
-            bundle = work.models.load(version)
-            metrics = bundle.metrics
-            click.echo(
-                f"{'*' if version == current else ' '} {version}  AUC {metrics['auc']:.3f}  "
-                f"average precision {metrics['average_precision']:.3f}  {bundle.rounds} trees  "
-                f"{bundle.made['at']}"
-            )
 
 
 @main.command()
