@@ -443,7 +443,12 @@ class EventLogs:
     ) -> Iterator[bytes | None]:
         place = self.place
         if place is not None:
-            return iter(place.get_many([key for _, _, keys in parts for key in keys]))
+            wanted = [key for _, _, keys in parts for key in keys]
+            if len(parts) == 1:
+                return iter(place.get_many(wanted))
+            distinct = list(dict.fromkeys(wanted))  # several views may read one log
+            found = dict(zip(distinct, place.get_many(distinct), strict=True))
+            return iter([found[key] for key in wanted])
         return iter(
             [
                 blob

@@ -96,6 +96,11 @@ def test_time_is_now_where_it_is_not_said() -> None:
     assert payments.at_ms.tolist() == [NOW_MS, 1_767_225_600_000]
     payments, _ = read_records([("b", {**GOOD, "at": "2026-01-01"})], NOW_MS, restamp=True)
     assert payments.at_ms.tolist() == [NOW_MS]
+    many = [(str(n), {**GOOD, "transaction_id": str(n)}) for n in range(3_000)]
+    payments, _ = read_records(many, NOW_MS, restamp=True)
+    assert payments.at_ms[-1] == NOW_MS
+    assert (np.diff(payments.at_ms) >= 0).all()
+    assert NOW_MS - 1_000 <= payments.at_ms[0] < NOW_MS - 990
     payments, dead = read_records([], NOW_MS)
     assert (len(payments), dead) == (0, [])
 
