@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,18 +11,16 @@ import plotly.graph_objects as go
 from pipelines.demo.replay import Recording
 from pipelines.demo.results import Bucket, Latency, Results
 from pipelines.demo.wording import duration, seconds
+from pipelines.pages import INK, figure_of
 
 __all__ = ["ages", "hit_rates", "latency", "source_reads"]
 
 BARE = "#64748b"
 CACHED = "#d9480f"
 GROUP_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9")
-_INK = "#1f2937"
-_GRID = "#e5e7eb"
 _BINS_PER_DECADE = 20
 _POINTS = 1_200
 _YOUNGEST_S = 0.01
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
 def latency(found: Recording, results: Results) -> go.Figure:
@@ -36,7 +33,7 @@ def latency(found: Recording, results: Results) -> go.Figure:
     low = min(values.min() for _, values, _, _ in runs)
     high = 1.2 * max(np.percentile(values, 99.9) for _, values, _, _ in runs)
     edges = _log_edges(low, high)
-    figure = _figure(height=420)
+    figure = figure_of(height=420)
     for run, values, color, quantiles in runs:
         share = np.histogram(np.minimum(values, edges[-1]), edges)[0] / len(values)
         hover = "%{y:.1%} of the requests from %{x:.0f} µs"
@@ -74,7 +71,7 @@ def _mark_quantiles(figure: go.Figure, color: str, quantiles: Latency) -> None:
 
 def hit_rates(parts: Sequence[Bucket], results: Results) -> go.Figure:
     """The share of each group's reads that memory answered, over the replay."""
-    figure = _figure(height=380)
+    figure = figure_of(height=380)
     times = [part.at_s for part in parts]
     for name, color in _colors(results).items():
         rates = [part.hit_rates.get(name, 0.0) for part in parts]
@@ -87,7 +84,7 @@ def hit_rates(parts: Sequence[Bucket], results: Results) -> go.Figure:
 
 def source_reads(parts: Sequence[Bucket], results: Results) -> go.Figure:
     """Rows asked of the online store for each request, over the replay."""
-    figure = _figure(height=340)
+    figure = figure_of(height=340)
     times = [part.at_s for part in parts]
     runs = (
         ("bare Feast", [part.bare_reads for part in parts], BARE),
@@ -126,7 +123,7 @@ def _line(
 def ages(found: Recording, results: Results) -> go.Figure:
     """The age of what was served, and each group's bound, on a logarithmic scale."""
     bounded = {name: group for name, group in results.groups.items() if group.ttl_s}
-    figure = _figure(height=130 + 90 * len(bounded))
+    figure = figure_of(height=130 + 90 * len(bounded))
     figure.update_layout(showlegend=False)
     colors = _colors(results)
     last_s = _YOUNGEST_S
@@ -155,7 +152,7 @@ def ages(found: Recording, results: Results) -> go.Figure:
             x1=bound_s,
             y0=place - 0.32,
             y1=place + 0.32,
-            line={"color": _INK, "width": 3},
+            line={"color": INK, "width": 3},
         )
         # above its box instead of beside it: on a phone there is no room for both
         figure.add_annotation(
@@ -198,7 +195,7 @@ def _mark_outside_write(figure: go.Figure, results: Results, height: float) -> N
     at_s = results.writes["outside_at_s"]
     if at_s is None:
         return
-    figure.add_vline(x=at_s, line={"color": _INK, "width": 1, "dash": "dot"})
+    figure.add_vline(x=at_s, line={"color": INK, "width": 1, "dash": "dot"})
     figure.add_annotation(
         x=at_s,
         y=height,
@@ -217,29 +214,6 @@ def _colors(results: Results) -> Mapping[str, str]:
     return {
         name: GROUP_COLORS[place % len(GROUP_COLORS)] for place, name in enumerate(results.groups)
     }
-
-
-def _figure(height: int) -> go.Figure:
-    axis: dict[str, Any] = {
-        "gridcolor": _GRID,
-        "linecolor": "#9ca3af",
-        "zeroline": False,
-        "title_standoff": 12,
-    }
-    return go.Figure(
-        layout={
-            "template": "none",
-            "height": height,
-            "font": {"family": _FONT, "size": 13, "color": _INK},
-            "margin": {"l": 64, "r": 24, "t": 48, "b": 56},
-            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "hoverlabel": {"font": {"family": _FONT}},
-            "xaxis": axis,
-            "yaxis": axis,
-        }
-    )
 
 
 def _faint(color: str) -> str:

@@ -7,21 +7,18 @@ from html import escape
 from string import Template
 from typing import Any
 
-import plotly.graph_objects as go
 import plotly.offline
 
 from pipelines.demo import charts
 from pipelines.demo.replay import Recording
 from pipelines.demo.results import GroupResult, Results, buckets
 from pipelines.demo.wording import GROUP_HEADINGS, count, duration, equality, seconds, share, times
+from pipelines.pages import STYLE, plot, table, tiles_of
 
 __all__ = ["PLOTS", "page"]
 
 PLOTS = ("latency", "hit-rate", "source-reads", "age")
 """Ids of the plots, in the page's order."""
-
-# No mode bar: it covers the plots on a phone, and has a button that would upload the data.
-_CONFIG = {"displayModeBar": False, "responsive": True, "plotlyServerURL": ""}
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -31,35 +28,7 @@ _PAGE = Template("""<!doctype html>
 <title>Hotplate demo</title>
 <link rel="icon" href="data:,">
 <style>
-:root { --ink: #1f2937; --soft: #5b6472; --line: #e2e5ea; --hot: #d9480f; }
-* { box-sizing: border-box; }
-html { overflow-y: scroll; } /* plots are drawn to the width that is left beside the bar */
-body { margin: 0; background: #f6f7f9; color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 60rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .4rem; }
-h2 { font-size: 1.2rem; margin: 0 0 .4rem; }
-p { margin: .4rem 0; max-width: 46rem; }
-.soft { color: var(--soft); font-size: .92rem; }
-section { background: #fff; border: 1px solid var(--line); border-radius: 10px;
-  padding: 1.2rem clamp(.8rem, 3vw, 1.3rem); margin-top: 1.2rem; overflow: hidden; }
-.tiles { display: grid; gap: .8rem; margin-top: 1.2rem;
-  grid-template-columns: repeat(auto-fit, minmax(12rem, 1fr)); }
-.tile { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem; }
-.tile b { display: block; font-size: 1.75rem; line-height: 1.2; color: var(--hot); }
-.scroll { overflow-x: auto; -webkit-overflow-scrolling: touch; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .38rem .7rem; border-bottom: 1px solid var(--line);
-  white-space: nowrap; }
-th { font-weight: 600; color: var(--soft); font-size: .88rem; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-td:first-child { white-space: normal; min-width: 8.5rem; }
-tr:last-child td { border-bottom: 0; }
-ul { margin: .4rem 0; padding-left: 1.2rem; }
-li { margin: .25rem 0; max-width: 46rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: .4rem 0 0; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-</style>
+$style</style>
 <script>$plotly</script>
 </head>
 <body><main>
@@ -95,13 +64,14 @@ def page(found: Recording, results: Results, made_at: str) -> str:
     )
     return _PAGE.substitute(
         plotly=plotly.offline.get_plotlyjs(),
+        style=STYLE,
         requests=count(results.answers.compared),
         subtitle=escape(_subtitle(results, made_at)),
         tiles=_tiles(results),
-        numbers=_table(("", "bare Feast", "with Hotplate", "ratio"), _number_rows(results)),
+        numbers=table(("", "bare Feast", "with Hotplate", "ratio"), _number_rows(results)),
         groups=_group_table(results),
         plots="".join(
-            _plot(name, figure, text)
+            plot(name, figure, *text)
             for name, figure, text in zip(PLOTS, figures, _texts(results), strict=True)
         ),
         answers=_answers(results),
@@ -126,9 +96,7 @@ def _tiles(results: Results) -> str:
         (share(results.from_memory), "of requests answered without any"),
         (count(past_bound), "values served past their bound"),
     )
-    return "".join(
-        f'<div class="tile"><b>{escape(value)}</b>{escape(text)}</div>' for value, text in tiles
-    )
+    return tiles_of(tiles)
 
 
 # -- tables -------------------------------------------------------------------------------------
@@ -158,7 +126,7 @@ def _number_rows(results: Results) -> list[tuple[str, ...]]:
 
 def _group_table(results: Results) -> str:
     rows = [(name, *_group_row(group)) for name, group in results.groups.items()]
-    return _table(GROUP_HEADINGS, rows)
+    return table(GROUP_HEADINGS, rows)
 
 
 def _group_row(group: GroupResult) -> tuple[str, ...]:
@@ -172,24 +140,7 @@ def _group_row(group: GroupResult) -> tuple[str, ...]:
     )
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll">{table}</div>'
-
-
 # -- plots --------------------------------------------------------------------------------------
-
-
-def _plot(name: str, figure: go.Figure, text: tuple[str, str]) -> str:
-    title, words = text
-    drawn = figure.to_html(
-        full_html=False, include_plotlyjs=False, div_id=name, config=_CONFIG, default_width="100%"
-    )
-    return f"<section><h2>{escape(title)}</h2><p>{escape(words)}</p>{drawn}</section>\n"
 
 
 def _texts(results: Results) -> tuple[tuple[str, str], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from pipelines.fraud.report import Report
     from pipelines.fraud.score import Source
     from pipelines.fraud.work import Work
 
@@ -395,6 +396,105 @@ def deploy(version: str | None, rollback: bool, device: str) -> None:
         else:
             steps.deploy(work, store, version, device)
     click.echo(f"model {version} is current")
+
+
+@main.command()
+@click.option("--requests", type=click.IntRange(min=50), default=3_000, help="A stage.")
+@click.option("--skew", type=click.FloatRange(0, 3), default=0.98, help="Zipf, of the cards.")
+@click.option(
+    "--recorded", type=click.FloatRange(0.01, 1), default=0.25, help="Share that pays, not asks."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0)
+@click.option("--core-hour", type=click.FloatRange(0), default=0.04, help="Its price.")
+@click.option("--million-reads", type=click.FloatRange(0), default=0.2, help="Their price.")
+@click.option(
+    "--payments", type=click.IntRange(min=0), default=40_000, help="In micro-batches; 0 for none."
+)
+@click.option("--device", type=_DEVICE, default="auto")
+@click.option("--out", type=_PATH, help="For the page; report/ in --work if left out.")
+def report(
+    requests: int,
+    skew: float,
+    recorded: float,
+    seed: int,
+    core_hour: float,
+    million_reads: float,
+    payments: int,
+    device: str,
+    out: Path | None,
+) -> None:
+    """Measure what each layer saves, on the same requests; writes a page with plots."""
+    with _told():
+        from pipelines.demo.console import Bars
+        from pipelines.fraud.replay import STAGES, Replay, ReplaySpec, draw
+        from pipelines.fraud.report import Prices, Report, write
+        from pipelines.fraud.throughput import measure
+
+        work, console = _work(), Console()
+        spec = ReplaySpec(requests, skew, recorded, seed=seed)
+        throughput = {}
+        with Bars.on(console) as bars, ExitStack() as stack:
+            with bars.wait("open the stages"):
+                drawn, top_share = draw(work.labelled().tail(_DRAWN_FROM), spec)
+                replay = stack.enter_context(Replay(work, device))
+            with bars.wait("replay", total=requests) as advance:
+                found = replay.run(drawn, spec, advance)
+            replay.close()
+            measured = (STAGES[0], STAGES[-1]) if payments else ()
+            with bars.wait("micro-batches", total=max(1, len(measured))) as advance:
+                for stage in measured:
+                    off = [name for name, is_on in vars(stage.layers).items() if not is_on]
+                    throughput[stage.name] = measure(_options(), work.transactions(), off, payments)
+                    advance(1)
+            made = Report(
+                found,
+                replay.bundle,
+                spec,
+                top_share,
+                Prices(core_hour, million_reads),
+                work.repo.shown_store,
+                replay.way,
+                throughput,
+            )
+            with bars.wait("write the page"):
+                paths = write(out or work.folder / "report", made)
+        _print_report(console, made)
+    for label, path in zip(("Page", "Numbers"), paths, strict=True):
+        click.echo(f"{label}: {path.resolve().as_uri()}")
+
+
+_DRAWN_FROM = 50_000
+
+
+def _options() -> list[str]:
+    """The options of this run that name the repo, the folder and the store."""
+    given: dict[str, Any] = click.get_current_context().obj
+    said = ["--repo", str(given["repo"]), "--work", str(given["work"])]
+    return [*said, "--redis", given["redis"]] if given["redis"] else said
+
+
+def _print_report(console: Console, report: Report) -> None:
+    from rich.table import Table
+
+    from pipelines.demo.wording import duration
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    names = ("p50", "p99", "model", "source reads", "from outputs", "wrong", "payments/s")
+    for name in names:
+        table.add_column(name, justify="right")
+    for name, one in report.numbers().items():
+        times_us = [duration(one[key]) for key in ("p50_us", "p99_us", "model_us")]
+        found = report.throughput.get(name)
+        table.add_row(
+            name,
+            *times_us,
+            f"{one['source_reads']:.2f}",
+            f"{one['from_outputs']:.1%}",
+            f"{one['wrong']:,}",
+            f"{found:,.0f}" if found else "",
+        )
+    console.print(table)
 
 
 @main.command()

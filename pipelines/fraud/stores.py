@@ -152,6 +152,13 @@ class FeatureRepo:
         return RedisOnlineStore()._get_client(RedisOnlineStoreConfig(**self._source))
 
     @property
+    def shown_store(self) -> str:
+        """The wrapped store, in words, without what is behind its address."""
+        kind = self._source.get("type", "?")
+        address = str(self._source.get("connection_string", "")).split(",")[0]
+        return f"{kind} {address}".strip()
+
+    @property
     def online(self) -> Mapping[str, Any]:
         """What the repo says of its online store."""
         return dict(self._raw["online_store"])

@@ -43,6 +43,7 @@ class Work:
 
     def __init__(self, folder: Path, repo: Path, source: OnlineSource | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.given = folder, repo, source
         self.folder = folder
         self.repo = FeatureRepo(repo, folder, source, root=folder)
         self.models = Models(folder / "models")
