@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help demo test lint types fast soak bench bench-short faults clean
+.PHONY: help demo fraud test lint types fast soak bench bench-short faults clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,9 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 
 demo: $(VENV)/.demo ## embedded server, feature repo, transactions scored with and without the cache, a page of plots
 	$(BIN)/python -m pipelines.demo $(ARGS)
+
+fraud: $(VENV)/.demo ## the fraud pipeline: simulate, features, train, score, report, on a server of its own
+	$(BIN)/python -m pipelines.fraud run $(ARGS)
 
 lint: $(VENV)/.dev ## ruff
 	$(BIN)/ruff check --output-format concise .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -298,7 +299,9 @@ def _source(
         found = FileSource(file, part)
         return found, len(found)
     assert stream is not None
-    return StreamSource(work.repo.client(), stream, ends=ends), None
+    client = work.repo.client()
+    client.ping()  # one that is not there is said; one that goes away later is waited for
+    return StreamSource(client, stream, ends=ends), None
 
 
 @main.command()
@@ -495,6 +498,40 @@ def _print_report(console: Console, report: Report) -> None:
             f"{found:,.0f}" if found else "",
         )
     console.print(table)
+
+
+@main.command()
+@click.option("--data", type=_FILE, help="Payments in place of simulated ones, as `load`.")
+@click.option("--requests", type=click.IntRange(min=50), default=2_000, help="Of the report.")
+@click.option("--payments", type=click.IntRange(min=1), default=20_000, help="To decide.")
+@click.pass_context
+def run(context: click.Context, data: Path | None, requests: int, payments: int) -> None:
+    """Everything, on a server of its own: data, features, model, decisions, report.
+
+    What it makes lies in run/ of --work, anew each time.
+    """
+    with _told():
+        import shutil
+
+        from hotplate.embedded import EmbeddedServer
+
+        folder: Path = context.obj["work"] / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        context.obj["work"] = folder
+        with EmbeddedServer.start() as found:
+            context.obj["redis"] = found.connection_string
+            if data is None:
+                context.invoke(simulate)
+            else:
+                context.invoke(load, file=data)
+            context.invoke(features)
+            context.invoke(train)
+            rows, latest = _work().transactions().tail(payments), folder / "latest.parquet"
+            names = [f"run-{place}" for place in range(len(rows))]
+            rows.assign(TRANSACTION_ID=names).to_parquet(latest, index=False)
+            context.invoke(score, file=latest, restamp=True)
+            context.invoke(report, requests=requests, payments=payments)
+            logging.getLogger("hotplate").setLevel(logging.ERROR)  # the server's end is no news
 
 
 @main.command()

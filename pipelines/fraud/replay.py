@@ -344,7 +344,12 @@ class Replay:
         found = {stage.name: StageFound() for stage in self.stages}
         for start in range(0, len(requests), spec.block):
             block = range(start, min(start + spec.block, len(requests)))
-            singles = [_now(requests.chosen(np.array([place]))) for place in block]
+            now_ms = time.time_ns() // 1_000_000
+            singles = [
+                # a millisecond after one another: few payments of a card are made in one
+                _made(requests.chosen(np.array([place])), now_ms - (block.stop - 1 - place))
+                for place in block
+            ]
             answers: dict[int, Sequence[Answer]] = {}
             first = self._ask(0, singles, found)
             for place in (1 + rng.permutation(len(self.stages) - 1)).tolist():
@@ -413,8 +418,8 @@ class Replay:
             time.sleep(_HEARD_S)
 
 
-def _now(payments: Payments) -> Payments:
-    payments.at_ms[:] = time.time_ns() // 1_000_000
+def _made(payments: Payments, at_ms: int) -> Payments:
+    payments.at_ms[:] = at_ms
     return payments
 
 
