@@ -310,6 +310,18 @@ def test_a_model_of_another_service_is_refused(world: World) -> None:
     ):
         with pytest.raises(ModelRefused, match=match):
             Decider(store, replace(world.bundle, features=changed), None)  # type: ignore[arg-type]
+    for made, match in (
+        ({"xgboost": "99.1.0"}, "which may read it wrongly"),
+        ({"xgboost": "3.2.0"}, ""),
+    ):
+        other = replace(world.bundle, made=made)
+        if match:
+            with pytest.raises(ModelRefused, match=match):
+                other.booster()
+        else:
+            other.booster()
+    with pytest.raises(ModelRefused, match="is no model of XGBoost"):
+        replace(world.bundle, raw=b"{}").booster()
     turned = dict(reversed(features.items()))
     replace(world.bundle, features=turned).check(store)
     with pytest.raises(ModelRefused, match="the two are of different models"):
