@@ -107,7 +107,7 @@ def test_freshness_and_empty_batches(repo: Repo) -> None:
     answer = reader.read({"user_id": [1]})
     assert answer.freshness()["floats"][0].tier is Tier.MEMORY
     assert answer.freshness()["floats"][0].age_s == pytest.approx(2)
-    reader = repo.cache.reader(["floats:f1", "a:x"])
+    reader = repo.cache.reader(["floats:f1", "a:n"])
     answer = reader.read({"user_id": [1, 2, 3]})
     ages = answer.ages_s()
     for view, items in answer.freshness().items():
