@@ -165,6 +165,7 @@ card_windows, card_events = windowed_view(
     ],
     aggregations=over("card", "amount", ("count", "mean"), "1d", "7d", "30d"),
     profile="exact",
+    lateness=timedelta(days=1),  # a scorer that was away for a night still records what it missed
 )
 
 # More windows over the same payments: what happens within a session.

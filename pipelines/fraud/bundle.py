@@ -188,7 +188,11 @@ class Models:
             )
         target = self.folder / bundle.version
         if target.exists():
-            if self.load(bundle.version).digest == bundle.digest:
+            before, now = asdict(self.load(bundle.version)), asdict(bundle)
+            del before["made"], now["made"]
+            if json.loads(json.dumps(before, default=str)) == json.loads(
+                json.dumps(now, default=str)
+            ):
                 return target
             raise ModelRefused(
                 f"version {bundle.version!r} is another model already: name the new one otherwise"

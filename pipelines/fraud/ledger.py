@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from pipelines.fraud.payments import DeadLetter
 
-__all__ = ["ANSWER", "DECISIONS", "Ledger", "LedgerError", "open_ledger"]
+__all__ = ["ANSWER", "DECISIONS", "OF_REQUEST", "Ledger", "LedgerError", "open_ledger"]
 
 _META: Final = sa.MetaData()
 _BIG: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -29,6 +29,7 @@ DECISIONS: Final = sa.Table(
     "decisions",
     _META,
     sa.Column("transaction_id", sa.String(128), primary_key=True),
+    sa.Column("source", sa.String(512), nullable=False),
     sa.Column("customer_id", _BIG, nullable=False),
     sa.Column("terminal_id", _BIG, nullable=False),
     sa.Column("kind", sa.String(16), nullable=False),
@@ -42,7 +43,7 @@ DECISIONS: Final = sa.Table(
     sa.Column("layer", sa.String(160), nullable=False),
     sa.Column("inputs", sa.Text, nullable=False),
     sa.Column("ages_s", sa.Text, nullable=False),
-    sa.Index("decisions_by_time", "decided_ms"),
+    sa.Index("decisions_by_time", "source", "decided_ms"),
 )
 DEAD_LETTERS: Final = sa.Table(
     "dead_letters",
@@ -60,6 +61,8 @@ POSITIONS: Final = sa.Table(
 )
 ANSWER: Final = ("transaction_id", "score", "decision", "reason", "model_version", "layer")
 """What whoever asked for a decision is told."""
+OF_REQUEST: Final = ("customer_id", "terminal_id", "amount", "kind")
+"""What two requests of one id must have in common."""
 _T = TypeVar("_T")
 _ASKED_AT_ONCE: Final = 500
 _FIRST_WAIT_S: Final = 0.2
@@ -110,7 +113,7 @@ class Ledger:
 
     def known(self, transaction_ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
         """The decisions that payments have already, by transaction id."""
-        columns = [DECISIONS.c[name] for name in ANSWER]
+        columns = [DECISIONS.c[name] for name in (*ANSWER, *OF_REQUEST)]
 
         def ask(connection: sa.Connection) -> dict[str, Mapping[str, Any]]:
             found: dict[str, Mapping[str, Any]] = {}
@@ -153,8 +156,9 @@ class Ledger:
         def write(connection: sa.Connection) -> int:
             insert, written = _insert_of(connection), 0
             if decisions:
+                rows = [{**row, "source": source} for row in decisions]
                 new = insert(DECISIONS).on_conflict_do_nothing()
-                written = _write_many(connection, new, decisions)
+                written = _write_many(connection, new, rows)
             if letters:
                 connection.execute(insert(DEAD_LETTERS).on_conflict_do_nothing(), letters)
             if position is not None:
@@ -167,12 +171,13 @@ class Ledger:
 
         return self._try(write)
 
-    def latest(self, within_ms: int) -> list[Mapping[str, Any]]:
-        """The payments decided within some time before the last decision."""
+    def latest(self, source: str, within_ms: int) -> list[Mapping[str, Any]]:
+        """The payments of a source decided within some time before the last one of it."""
         names = ("transaction_id", "customer_id", "kind", "amount", "at_ms")
-        last = sa.select(sa.func.max(DECISIONS.c.decided_ms)).scalar_subquery()
+        is_own = DECISIONS.c.source == source
+        last = sa.select(sa.func.max(DECISIONS.c.decided_ms)).where(is_own).scalar_subquery()
         wanted = sa.select(*(DECISIONS.c[name] for name in names)).where(
-            DECISIONS.c.decided_ms >= last - within_ms
+            is_own, DECISIONS.c.decided_ms >= last - within_ms
         )
 
         def ask(connection: sa.Connection) -> list[Mapping[str, Any]]:

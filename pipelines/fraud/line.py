@@ -25,7 +25,7 @@ from feast import FeatureStore
 import hotplate
 from hotplate.errors import ServerError
 from pipelines.fraud.decide import Decided, Decider
-from pipelines.fraud.ledger import Ledger
+from pipelines.fraud.ledger import OF_REQUEST, Ledger
 from pipelines.fraud.payments import CHECK, DeadLetter, Payments, read_records
 
 __all__ = ["EVENTS", "PASSING", "Line", "Processed"]
@@ -33,6 +33,9 @@ __all__ = ["EVENTS", "PASSING", "Line", "Processed"]
 EVENTS: Final = "card_windows_events"
 _RECORDED_AGAIN_MS: Final = 120_000
 _WAIT_S: Final = 0.5
+_OF_ANOTHER: Final = (
+    "transaction_id is that of another payment, or of another kind of request: give each its own"
+)
 PASSING: Final = (ServerError, OSError, redis.ConnectionError, redis.TimeoutError)
 """What a server that is down or slow raises, Feast's own Redis store included."""
 
@@ -91,7 +94,7 @@ class Line:
 
     def begin(self) -> str | None:
         """Make good what a job before may have left undone; returns the source's position."""
-        latest = self._ledger.latest(_RECORDED_AGAIN_MS)
+        latest = self._ledger.latest(self._source, _RECORDED_AGAIN_MS)
         if latest:
             frame = pd.DataFrame(latest)
             frame = frame[frame["kind"] != CHECK]
@@ -134,7 +137,9 @@ class Line:
         payments, dead = read_records(records, time.time_ns() // 1_000_000, restamp=self._restamp)
         dead += unread
         known = self._ledger.known(payments.transaction_ids) if len(payments) else {}
-        new = payments.chosen(_firsts(payments, known))
+        is_new, others = _firsts(payments, known)
+        new = payments.chosen(is_new)
+        dead += others
         lap("check")
         decided, rows = None, []
         if len(new):
@@ -148,9 +153,14 @@ class Line:
         if decided is not None and new.is_recorded.any():
             self._record(new.chosen(new.is_recorded).event_table())
             lap("record")
-        self._count(decided, len(payments) - len(new), dead)
+        repeated = len(payments) - len(new) - len(others)
+        self._count(decided, repeated, dead)
         answers = {**{row["transaction_id"]: row for row in rows}, **known}
-        return Processed(payments, answers, dead, decided, len(payments) - len(new), steps)
+        is_asked = np.ones(len(payments), np.bool_)
+        if others:
+            refused = {letter.place for letter in others}
+            is_asked = np.array([place not in refused for place in payments.places], np.bool_)
+        return Processed(payments.chosen(is_asked), answers, dead, decided, repeated, steps)
 
     def _decide(self, payments: Payments) -> Decided:
         while True:
@@ -164,7 +174,10 @@ class Line:
             return
         while True:
             try:
-                self._hot.ingest(EVENTS, events)
+                found = self._hot.ingest(EVENTS, events)
+                for reason, count in found.dropped.items():
+                    self.counts[f"not in windows: {reason}"] += count
+                    self._say(f"{count} payments are decided, and count in no window: {reason}")
                 return
             except PASSING as error:
                 self._wait("payments cannot be recorded in the windows", error)
@@ -184,12 +197,36 @@ class Line:
             counts["hits"] += sum(layer == "hit" for layer in decided.layers)
 
 
-def _firsts(payments: Payments, known: Mapping[str, Any]) -> Any:
-    """Which payments are decided now: each transaction once, and none that was before."""
-    seen = set(known)
+def _firsts(
+    payments: Payments, known: Mapping[str, Mapping[str, Any]]
+) -> tuple[Any, list[DeadLetter]]:
+    """Which payments are decided now: each transaction once, and none that was before.
+
+    Returns:
+        A mask; and those whose id is that of another payment, or of another kind of request.
+    """
+    seen = {
+        transaction_id: tuple(row[name] for name in OF_REQUEST)
+        for transaction_id, row in known.items()
+    }
     chosen = np.ones(len(payments), np.bool_)
-    for place, transaction_id in enumerate(payments.transaction_ids):
-        if transaction_id in seen:
-            chosen[place] = False
-        seen.add(transaction_id)
-    return chosen
+    dead = []
+    requests = zip(
+        payments.places,
+        payments.transaction_ids,
+        payments.customer_ids.tolist(),
+        payments.terminal_ids.tolist(),
+        payments.amounts.tolist(),
+        payments.kinds.tolist(),
+        strict=True,
+    )
+    for at, (place, transaction_id, *request) in enumerate(requests):
+        before = seen.get(transaction_id)
+        if before is None:
+            seen[transaction_id] = tuple(request)
+            continue
+        chosen[at] = False
+        if before != tuple(request):
+            shown = f"{{'transaction_id': {transaction_id!r}}}"
+            dead.append(DeadLetter(place, _OF_ANOTHER, shown))
+    return chosen, dead

@@ -125,6 +125,7 @@ class LiveModel:
             decider = self._ready(version)
         except ModelRefused as error:
             self._refuse(str(error))
+            return False  # its files may still be on their way: looked at again
         except Exception as error:  # noqa: BLE001 - whatever a version does, the live one goes on
             self._refuse(f"{type(error).__name__}: {error}")
             return False  # it may pass: looked at again

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +28,7 @@ _COLUMNS: Final = {
 }
 """How the simulator and the Handbook's data call them."""
 _BLOCK_MS: Final = 1_000
-_PAUSE_S: Final = 0.002
+_COUNTED_AT_ONCE: Final = 10_000
 
 
 class SourceError(Exception):
@@ -60,7 +61,7 @@ class FileSource:
         self.name = f"file:{path.resolve()}" + (f"#{which + 1}/{of}" if of > 1 else "")
         try:
             is_text = path.suffix.lower() == ".csv"
-            self._table = pa_csv.read_csv(path) if is_text else pq.read_table(path)
+            self._table = _read_csv(path) if is_text else pq.read_table(path)
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
         names = [_COLUMNS.get(name, name) for name in self._table.column_names]
@@ -75,7 +76,7 @@ class FileSource:
                 table.schema.field("customer_id").type
             ):
                 raise SourceError(f"{path} has no customer_id of whole numbers to divide it by")
-            cards = table.column("customer_id").to_numpy()
+            cards = table.column("customer_id").fill_null(0).to_numpy()
             table = table.filter(pa.array(cards % of == which))
         self._table = table
 
@@ -88,15 +89,20 @@ class FileSource:
         Raises:
             SourceError: the position is none of this file.
         """
-        start = 0 if position is None else int(position)
-        if start > len(self):
+        said, _, seen = (position or "0").partition(":")
+        start, ids = int(said), self._table.column("transaction_id")
+        digest = blake2b(digest_size=16)
+        digest.update(_joined(ids.slice(0, start)))
+        if start > len(self) or (seen and seen != digest.hexdigest()):
             raise SourceError(
-                f"{self.path} has {len(self):,} rows, and {start:,} of them were read: it is "
-                "another file than before. Give it another name, or restore it"
+                f"{self.path} is another file than that of which {start:,} rows were read: give it "
+                "another name, or restore it"
             )
         for at in range(start, len(self), size):
             rows = self._table.slice(at, size).to_pylist()
-            yield Batch([(str(at + n), row) for n, row in enumerate(rows)], str(at + len(rows)))
+            digest.update(_joined(ids.slice(at, size)))
+            records = [(str(at + n), row) for n, row in enumerate(rows)]
+            yield Batch(records, f"{at + len(rows)}:{digest.hexdigest()}")
 
 
 class StreamSource:
@@ -126,7 +132,8 @@ class StreamSource:
         """Everything behind a position, for ever: up to `size` records at a time.
 
         Args:
-            position: the id behind which to go on; None for the beginning.
+            position: the id behind which to go on, and how many entries were added up to it, as in
+                `1790000000000-0:57`, or the id alone; None for the beginning.
             size: records at the most.
             wait_ms: how long the first record of a batch waits for others.
 
@@ -134,60 +141,98 @@ class StreamSource:
             SourceError: entries behind the position were removed before they were read, or the key
                 holds something else.
         """
-        last = position or "0-0"
-        self._check(last)
+        last, _, said = (position or "0-0").partition(":")
+        rank = int(said) if said else None
         while self._is_open:
-            found = self._read(last, size, 1 if self._ends else _BLOCK_MS)
-            if not found and self._ends:
-                return
+            found, removed = self._read(last, size)
             if found and len(found) < size and wait_ms and not self._ends:
                 time.sleep(wait_ms / 1_000)
-                found += self._read(found[-1][0], size - len(found), None)
+                found, removed = self._read(last, size)
+            if removed is not None:
+                if rank is None:  # as many as were added before the first that is read now
+                    rank = removed + (self._count_upto(last) if position else 0)
+                if removed > rank:
+                    raise self._lost(last)
             if found:
-                last = found[-1][0]
-                yield Batch(found, last)
+                last, rank = found[-1][0], None if rank is None else rank + len(found)
+                yield Batch(found, last if rank is None else f"{last}:{rank}")
+            elif self._ends:
+                return
+            else:
+                self._wait(last)
 
     def _read(
-        self, last: str, count: int, block_ms: int | None
-    ) -> list[tuple[str, Mapping[str, Any]]]:
+        self, last: str, count: int
+    ) -> tuple[list[tuple[str, Mapping[str, Any]]], int | None]:
+        """Entries behind one, and how many of all that were ever added are gone, at one moment.
+
+        The latter is None where the server does not say (before Redis 7), or nobody has written.
+        """
         try:
-            reply: Any = self._client.xread({self._key: last}, count, block_ms)
+            with self._client.pipeline(transaction=True) as pipe:
+                pipe.xinfo_stream(self._key)
+                pipe.xread({self._key: last}, count)
+                said, reply = pipe.execute(raise_on_error=False)
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            if self._ends:
+                raise SourceError(
+                    f"the server of stream {self._key!r} does not answer: {error}"
+                ) from error
+            time.sleep(0.5)
+            return [], None
+        for one in (said, reply):
+            if isinstance(one, Exception) and "no such key" not in str(one).lower():
+                raise SourceError(f"key {self._key!r} is no stream: {one}") from one
+        if isinstance(said, Exception):  # nobody has written to it yet
+            return [], None
+        if _order(said.get("max-deleted-entry-id", b"0-0")) > _order(last):
+            raise self._lost(last)
+        added = said.get("entries-added")
+        removed = None if added is None else int(added) - int(said["length"])
+        if not reply:
+            return [], removed
+        entries = reply[0][1] if isinstance(reply, list) else next(iter(reply.values()))[0]
+        return [(place.decode(), _named(fields)) for place, fields in entries], removed
+
+    def _count_upto(self, last: str) -> int:
+        """How many entries up to one are still there."""
+        count, start = 0, "-"
+        while True:
+            found: Any = self._client.xrange(self._key, start, last, _COUNTED_AT_ONCE)
+            if not found:
+                return count
+            count += len(found)
+            start = f"({found[-1][0].decode()}"
+
+    def _wait(self, last: str) -> None:
+        """Until there is something, or for a second."""
+        try:
+            self._client.xread({self._key: last}, 1, _BLOCK_MS)
+        except (redis.ConnectionError, redis.TimeoutError):
+            time.sleep(0.5)
         except redis.ResponseError as error:
             raise SourceError(f"stream {self._key!r}: {error}") from error
-        except (redis.ConnectionError, redis.TimeoutError):
-            time.sleep(_PAUSE_S if self._ends else 0.5)
-            if self._ends:
-                raise
-            return []
-        if not reply:
-            return []
-        entries = reply[0][1] if isinstance(reply, list) else next(iter(reply.values()))[0]
-        return [
-            (
-                place.decode(),
-                {name.decode(errors="replace"): value for name, value in fields.items()},
-            )
-            for place, fields in entries
-        ]
 
-    def _check(self, last: str) -> None:
-        try:
-            said: Any = self._client.xinfo_stream(self._key)
-        except redis.ResponseError as error:
-            if "no such key" in str(error).lower():
-                return  # nobody has written to it yet
-            raise SourceError(f"key {self._key!r} is no stream: {error}") from error
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise SourceError(
-                f"the server of stream {self._key!r} does not answer: {error}"
-            ) from error
-        removed = said.get("max-deleted-entry-id", b"0-0")
-        if _order(removed) > _order(last):
-            raise SourceError(
-                f"stream {self._key!r}: entries up to {removed.decode()} were removed, and only "
-                f"those up to {last} were read: payments in between were lost. Keep streams longer "
-                f"(XTRIM, MAXLEN); to go on with what is there, use --from {removed.decode()}"
-            )
+    def _lost(self, last: str) -> SourceError:
+        return SourceError(
+            f"stream {self._key!r}: entries behind {last} were removed before they were read: "
+            "payments were lost. Keep streams longer (XTRIM, MAXLEN); to go on with what is there, "
+            "use --from with the id of the entry before"
+        )
+
+
+def _named(fields: Mapping[bytes, bytes]) -> dict[str, bytes]:
+    return {name.decode(errors="replace"): value for name, value in fields.items()}
+
+
+def _joined(ids: pa.ChunkedArray) -> bytes:
+    return b"".join(f"{one}\n".encode() for one in ids.to_pylist())
+
+
+def _read_csv(path: Path) -> pa.Table:
+    """Ids are texts, whatever they look like: 007 is not 7."""
+    kinds = {name: pa.string() for name in ("transaction_id", "TRANSACTION_ID")}
+    return pa_csv.read_csv(path, convert_options=pa_csv.ConvertOptions(column_types=kinds))
 
 
 def _in_ms(table: pa.Table) -> pa.Table:

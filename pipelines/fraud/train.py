@@ -210,7 +210,7 @@ def train(
     review_at, decline_at = _thresholds(found.scores, spec)
     fold = folds[-1]
     return Bundle(
-        version=version or f"{datetime.now(UTC):%Y%m%d}-{digest[:8]}",
+        version=version or _name_of(raw, review_at, decline_at),
         service=service,
         features=schema,
         review_at=review_at,
@@ -344,6 +344,11 @@ def _thresholds(scores: npt.NDArray[np.float32], spec: TrainSpec) -> tuple[float
         raise ModelRefused("the test week has no payments: there is nothing to set thresholds by")
     review, decline = np.quantile(scores, [1 - spec.review_share, 1 - spec.decline_share])
     return float(review), float(decline)
+
+
+def _name_of(raw: bytes, *thresholds: float) -> str:
+    """The day, and a hash of the model with its thresholds: others are another version."""
+    return f"{datetime.now(UTC):%Y%m%d}-{digest_of(raw + repr(thresholds).encode())[:8]}"
 
 
 def _shown(found: Quality) -> str:

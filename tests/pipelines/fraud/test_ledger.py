@@ -63,7 +63,7 @@ def test_a_decision_is_written_once(url: str) -> None:
         assert list(ledger.known(["a", "x"])) == ["a"]
         assert [one["reason"] for one in ledger.dead_letters()] == ["amount is missing"]
         assert (ledger.position("s"), ledger.position("other")) == ("2", None)
-        assert dict(next(iter(ledger.rows()))) == row("a")
+        assert dict(next(iter(ledger.rows()))) == {**row("a"), "source": "s"}
     with open_ledger(url) as ledger:  # another process finds them
         assert len(ledger.known(["a", "b", "c"])) == 3
 
@@ -78,8 +78,9 @@ def test_all_of_a_batch_or_nothing(url: str) -> None:
 def test_the_latest_are_those_of_the_last_moments(url: str) -> None:
     with open_ledger(url) as ledger:
         ledger.record("s", "1", [row(f"t{n}", decided_ms=1_000 * n) for n in range(10)])
-        assert {one["transaction_id"] for one in ledger.latest(2_500)} == {"t7", "t8", "t9"}
-        assert len(ledger.latest(10**9)) == 10
+        ledger.record("other", "1", [row("later", decided_ms=10**9)])
+        assert {one["transaction_id"] for one in ledger.latest("s", 2_500)} == {"t7", "t8", "t9"}
+        assert len(ledger.latest("s", 10**9)) == 10
 
 
 def test_a_database_that_is_locked_delays_and_loses_nothing(tmp_path: Path) -> None:
