@@ -50,6 +50,7 @@ __all__ = [
     "SourceRow",
     "event_us",
     "flags_of",
+    "heads_of",
     "is_absent",
     "kind_of",
     "stamp_of",
@@ -60,6 +61,7 @@ PREFIX_BYTES: Final = 9  # stamp and jitter, which the engine puts before what t
 HEADER_BYTES: Final = 24
 FLAGS_AT: Final = 9
 EVENT_AT: Final = slice(16, 24)
+_HEAD: Final = np.dtype([("stamp", ">i8"), ("jitter", "u1"), ("flags", "u1")])
 STATES: Final = 1
 GENERIC: Final = 2
 ABSENT_ROW: Final = 4
@@ -150,6 +152,11 @@ def stamp_of(row: bytes) -> int:
 def flags_of(row: bytes) -> int:
     """The row's flags: STATES, GENERIC, ABSENT_ROW."""
     return row[FLAGS_AT]
+
+
+def heads_of(rows: Sequence[bytes]) -> npt.NDArray[np.void]:
+    """What stands at the head of each of some rows: fields `stamp`, `jitter` and `flags`."""
+    return np.frombuffer(b"".join([row[: FLAGS_AT + 1] for row in rows]), _HEAD)
 
 
 def is_absent(row: bytes) -> bool:

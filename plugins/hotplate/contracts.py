@@ -73,6 +73,10 @@ class Lease:
         self._on_lapse()
         return False
 
+    def is_whole(self, now_ns: int) -> bool:
+        """Whether it holds now, and nothing has arrived that nobody has heard yet."""
+        return self.is_valid(now_ns) and not self.unheard[0]
+
 
 NO_LEASE_NEEDED: Final = Lease(NO_LIMIT_NS)
 

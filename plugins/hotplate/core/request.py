@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hotplate.codec import ABSENT_ROW, FLAGS_AT, PREFIX_BYTES, is_absent, stamp_of
+from hotplate.codec import ABSENT_ROW, PREFIX_BYTES, heads_of, is_absent, stamp_of
 from hotplate.contracts import NO_LEASE_NEEDED, Lease, Tier, View
 from hotplate.durations import NO_LIMIT_NS
 from hotplate.keys import Key
@@ -19,7 +19,6 @@ __all__ = ["Answer", "Bound", "Reading", "Want", "aged"]
 
 _FEW: Final = 16
 _LONG_NS: Final = 1 << 54  # over half a year: times 255 it would not fit 64 bits
-_HEAD: Final = np.dtype([("stamp", ">i8"), ("jitter", "u1"), ("flags", "u1")])
 
 
 class Bound:
@@ -63,7 +62,7 @@ class Bound:
         shortened = int(policy.ttl_ns * policy.jitter)
         if len(rows) < _FEW or policy.ttl_ns >= _LONG_NS or policy.negative_ttl_ns >= _LONG_NS:
             return [stamp_of(row) + self.expiry_ns(row) for row in rows]
-        heads = np.frombuffer(b"".join([row[: FLAGS_AT + 1] for row in rows]), _HEAD)
+        heads = heads_of(rows)
         ttl_ns, most_ns = (
             np.where(heads["flags"] & ABSENT_ROW, absent, present)
             for absent, present in (

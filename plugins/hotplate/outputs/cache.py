@@ -60,9 +60,8 @@ from hotplate.tiers.shared_outputs import SharedOutputs
 __all__ = ["Inputs", "InputsOf", "OutputCache", "Scored"]
 
 _BESIDE_MAX: Final = 64
-_log = logging.getLogger("hotplate.outputs")
-
 _SHOWN_MOST: Final = 16
+_log = logging.getLogger("hotplate.outputs")
 
 
 class OutputCache:
@@ -301,10 +300,8 @@ class OutputCache:
         now_ns = self.clock.now_ns()
         if now_ns > deadline_ns:
             return None
-        if is_heard:
-            lease = self._lease
-            if lease is None or not lease.is_valid(now_ns) or lease.unheard[0]:
-                return None
+        if is_heard and not (self._lease is not None and self._lease.is_whole(now_ns)):
+            return None
         if ties and any(tie.is_cut for tie in ties):
             return None
         scores: Any = ()

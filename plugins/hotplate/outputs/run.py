@@ -169,7 +169,7 @@ class Run:
         get: Callable[[bytes], Kept | None] = cache._tier.get
         codes, keys, found = self._codes, self._keys, self._found
         lease = cache._lease
-        is_whole = lease is None or (lease.is_valid(now_ns) and not lease.unheard[0])
+        is_whole = lease is None or lease.is_whole(now_ns)
         rows = np.flatnonzero(codes == MISS).tolist()
         wanted = keys if len(rows) == len(keys) else [keys[row] for row in rows]
         for row, kept in zip(rows, map(get, wanted), strict=True):
@@ -226,7 +226,7 @@ class Run:
         if shared is None or self._lacks_features or (inputs is not None and inputs.views is None):
             return {}
         lease = inputs.lease if inputs is not None else None
-        if lease is not None and (not lease.is_valid(self._now_ns) or lease.unheard[0]):
+        if lease is not None and not lease.is_whole(self._now_ns):
             return {}
         rows = [
             row

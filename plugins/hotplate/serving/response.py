@@ -17,7 +17,16 @@ from feast.online_response import TIMESTAMP_POSTFIX, OnlineResponse
 from feast.protos.feast.serving.ServingService_pb2 import FieldStatus, GetOnlineFeaturesResponse
 from feast.protos.feast.types.Value_pb2 import Value
 
-from hotplate.codec import EVENT_AT, FLAGS_AT, NO_EVENT_TIME, NOT_FOUND, is_absent, stamp_of, varint
+from hotplate.codec import (
+    EVENT_AT,
+    FLAGS_AT,
+    NO_EVENT_TIME,
+    NOT_FOUND,
+    heads_of,
+    is_absent,
+    stamp_of,
+    varint,
+)
 from hotplate.contracts import Freshness, Tier
 from hotplate.durations import NO_LIMIT_NS
 
@@ -125,8 +134,7 @@ class CachedResponse(OnlineResponse):  # type: ignore[misc]
         """
         found = {}
         for group, rows in zip(self._plan.groups, self._rows, strict=True):
-            stamps = np.frombuffer(b"".join([row[:8] for row in rows]), ">i8").astype(np.int64)
-            ages_ns = np.maximum(self._now_ns - stamps, 0)
+            ages_ns = np.maximum(self._now_ns - heads_of(rows)["stamp"], 0)
             found[group.table.projection.name_to_use()] = ages_ns / 1e9
         return found
 
