@@ -91,7 +91,7 @@ def _prepare(folder: Path, redis: str) -> None:
     from pipelines.fraud.bundle import Bundle, digest_of, schema_of
     from pipelines.fraud.inputs import REQUEST_INPUTS
     from pipelines.fraud.simulate import SimulationSpec, radius_for, simulate
-    from pipelines.fraud.stores import OnlineSource, quiet_feast
+    from pipelines.fraud.stores import OnlineSource
     from pipelines.fraud.tables import moved_to_now
     from pipelines.fraud.work import SERVICE, Work
 
@@ -99,13 +99,7 @@ def _prepare(folder: Path, redis: str) -> None:
     work = Work(folder, _ROOT / "feature_repo", source)
     spec = SimulationSpec(_CUSTOMERS, _TERMINALS, _DAYS, radius=radius_for(_TERMINALS))
     work.write_tables(moved_to_now(simulate(spec)))
-    with quiet_feast():
-        store = work.apply()
-        for view in work.views(store, windowed=False):
-            work.materialize(store, view)
-    for events in work.events(store):
-        for _ in work.seed(store, events):
-            pass
+    store = work.fill()
     features = schema_of(store, SERVICE)
     names = [*REQUEST_INPUTS, *features]
     draw = np.random.default_rng(0)

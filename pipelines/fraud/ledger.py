@@ -19,9 +19,9 @@ from typing import Any, Final, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from pipelines.fraud.payments import DeadLetter
+from pipelines.fraud.payments import OF_REQUEST, DeadLetter
 
-__all__ = ["ANSWER", "DECISIONS", "OF_REQUEST", "Ledger", "LedgerError", "open_ledger"]
+__all__ = ["ANSWER", "DECISIONS", "Ledger", "LedgerError", "open_ledger"]
 
 _META: Final = sa.MetaData()
 _BIG: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -61,8 +61,6 @@ POSITIONS: Final = sa.Table(
 )
 ANSWER: Final = ("transaction_id", "score", "decision", "reason", "model_version", "layer")
 """What whoever asked for a decision is told."""
-OF_REQUEST: Final = ("customer_id", "terminal_id", "amount", "kind")
-"""What two requests of one id must have in common."""
 _T = TypeVar("_T")
 _ASKED_AT_ONCE: Final = 500
 _FIRST_WAIT_S: Final = 0.2
@@ -179,11 +177,7 @@ class Ledger:
         wanted = sa.select(*(DECISIONS.c[name] for name in names)).where(
             is_own, DECISIONS.c.decided_ms >= last - within_ms
         )
-
-        def ask(connection: sa.Connection) -> list[Mapping[str, Any]]:
-            return [dict(row._mapping) for row in connection.execute(wanted)]
-
-        return self._try(ask)
+        return self._try(_all_of(wanted))
 
     def recent(self, most: int) -> list[Mapping[str, Any]]:
         """The payments decided last, the latest first; asked for once, and not waited for.
@@ -191,12 +185,8 @@ class Ledger:
         Raises:
             LedgerError: the database does not answer.
         """
-        names = ("transaction_id", "customer_id", "terminal_id", "kind", "amount")
-        wanted = sa.select(*(DECISIONS.c[name] for name in names))
-        wanted = wanted.order_by(DECISIONS.c.decided_ms.desc()).limit(most)
-        return self._once(
-            lambda connection: [dict(row._mapping) for row in connection.execute(wanted)]
-        )
+        wanted = sa.select(*(DECISIONS.c[name] for name in ("transaction_id", *OF_REQUEST)))
+        return self._once(_all_of(wanted.order_by(DECISIONS.c.decided_ms.desc()).limit(most)))
 
     def ping(self) -> None:
         """Make sure that the database answers now.
@@ -206,17 +196,16 @@ class Ledger:
         """
         self._once(lambda connection: connection.execute(sa.select(1)).scalar())
 
-    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Mapping[str, Any]]:
+    def rows(self) -> Iterator[Mapping[str, Any]]:
         """All decisions, in the order of their time."""
-        chosen = [DECISIONS.c[name] for name in columns] if columns else [DECISIONS]
         with self._engine.connect() as connection:
-            for row in connection.execute(sa.select(*chosen).order_by(DECISIONS.c.decided_ms)):
+            for row in connection.execute(sa.select(DECISIONS).order_by(DECISIONS.c.decided_ms)):
                 yield dict(row._mapping)
 
     def dead_letters(self) -> list[Mapping[str, Any]]:
         """All records that were no payments."""
         with self._engine.connect() as connection:
-            return [dict(row._mapping) for row in connection.execute(sa.select(DEAD_LETTERS))]
+            return _all_of(sa.select(DEAD_LETTERS))(connection)
 
     def _once(self, work: Callable[[sa.Connection], _T]) -> _T:
         try:
@@ -247,6 +236,11 @@ class Ledger:
                 is_down = True
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
+
+
+def _all_of(wanted: Any) -> Callable[[sa.Connection], list[Mapping[str, Any]]]:
+    """What reads all rows of a query."""
+    return lambda connection: [dict(row._mapping) for row in connection.execute(wanted)]
 
 
 def _may_pass(error: DBAPIError) -> bool:

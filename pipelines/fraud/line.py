@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import redis
 from feast import FeatureStore
@@ -25,8 +24,15 @@ from feast import FeatureStore
 import hotplate
 from hotplate.errors import ServerError
 from pipelines.fraud.decide import Decided, Decider
-from pipelines.fraud.ledger import OF_REQUEST, Ledger
-from pipelines.fraud.payments import CHECK, DeadLetter, Payments, read_records
+from pipelines.fraud.ledger import Ledger
+from pipelines.fraud.payments import (
+    CHECK,
+    OF_REQUEST,
+    DeadLetter,
+    Payments,
+    events_of,
+    read_records,
+)
 
 __all__ = ["EVENTS", "PASSING", "Line", "Processed"]
 
@@ -95,19 +101,10 @@ class Line:
     def begin(self) -> str | None:
         """Make good what a job before may have left undone; returns the source's position."""
         latest = self._ledger.latest(self._source, _RECORDED_AGAIN_MS)
-        if latest:
-            frame = pd.DataFrame(latest)
-            frame = frame[frame["kind"] != CHECK]
-            self._record(
-                pd.DataFrame(
-                    {
-                        "transaction_id": frame["transaction_id"],
-                        "customer_id": frame["customer_id"],
-                        "amount": frame["amount"],
-                        "event_timestamp": pd.to_datetime(frame["at_ms"], unit="ms", utc=True),
-                    }
-                )
-            )
+        names = ("transaction_id", "customer_id", "amount", "at_ms")
+        paid = [tuple(row[name] for name in names) for row in latest if row["kind"] != CHECK]
+        if paid:
+            self._record(events_of(*map(list, zip(*paid, strict=True))))
         return self._ledger.position(self._source)
 
     def process(
@@ -151,7 +148,7 @@ class Line:
             known |= self._ledger.known([row["transaction_id"] for row in rows])
         lap("commit")
         if decided is not None and new.is_recorded.any():
-            self._record(new.chosen(new.is_recorded).event_table())
+            self._record(new.chosen(new.is_recorded).events())
             lap("record")
         repeated = len(payments) - len(new) - len(others)
         self._count(decided, repeated, dead)
@@ -169,9 +166,7 @@ class Line:
             except PASSING as error:
                 self._wait("features cannot be read, payments wait", error)
 
-    def _record(self, events: pd.DataFrame | pa.Table) -> None:
-        if not len(events):
-            return
+    def _record(self, events: pa.Table) -> None:
         while True:
             try:
                 found = self._hot.ingest(EVENTS, events)

@@ -123,20 +123,18 @@ class LiveModel:
         try:
             version = self._models.current()
             decider = self._ready(version)
-        except ModelRefused as error:
-            self._refuse(str(error))
-            return False  # its files may still be on their way: looked at again
         except Exception as error:  # noqa: BLE001 - whatever a version does, the live one goes on
-            self._refuse(f"{type(error).__name__}: {error}")
-            return False  # it may pass: looked at again
-        else:
-            if self._models.stamp() != stamp:
-                return False  # another one already: looked at again
-            self.refused = ""
-            if decider is not None:
-                self._switch(decider)
+            is_said = isinstance(error, ModelRefused)
+            self._refuse(str(error) if is_said else f"{type(error).__name__}: {error}")
+            return False  # it may pass, or its files are on their way: looked at again
+        if self._models.stamp() != stamp:
+            return False  # another one already: looked at again
+        self.refused = ""
         self._seen = stamp
-        return not self.refused and decider is not None
+        if decider is None:
+            return False
+        self._switch(decider)
+        return True
 
     def _ready(self, version: str) -> Decider | None:
         """The decider of a version, checked and warm; None where it is live already."""

@@ -23,13 +23,22 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 
-__all__ = ["CHECK", "DeadLetter", "Payments", "as_made_now", "read_records"]
+__all__ = [
+    "CHECK",
+    "OF_REQUEST",
+    "DeadLetter",
+    "Payments",
+    "as_made_now",
+    "events_of",
+    "read_records",
+]
 
 PAYMENT: Final = "payment"
 CHECK: Final = "check"
+OF_REQUEST: Final = ("customer_id", "terminal_id", "amount", "kind")
+"""What two requests of one id must have in common."""
 _KINDS: Final = frozenset({PAYMENT, CHECK, "payout", "refund"})
 _LONGEST_ID: Final = 128
 _INT64: Final = 2**63
@@ -90,27 +99,9 @@ class Payments:
             self.kinds[places],
         )
 
-    def events(self) -> pd.DataFrame:
+    def events(self) -> pa.Table:
         """What is recorded of them, for `hotplate.of(store).ingest`."""
-        return pd.DataFrame(
-            {
-                "transaction_id": self.transaction_ids,
-                "customer_id": self.customer_ids,
-                "amount": self.amounts,
-                "event_timestamp": pd.to_datetime(self.at_ms, unit="ms", utc=True),
-            }
-        )
-
-    def event_table(self) -> pa.Table:
-        """The same as Arrow, which a few payments are recorded from in half the time."""
-        return pa.table(
-            {
-                "transaction_id": pa.array(self.transaction_ids, pa.string()),
-                "customer_id": self.customer_ids,
-                "amount": self.amounts,
-                "event_timestamp": pa.array(self.at_ms, pa.timestamp("ms", tz="UTC")),
-            }
-        )
+        return events_of(self.transaction_ids, self.customer_ids, self.amounts, self.at_ms)
 
     @property
     def is_recorded(self) -> npt.NDArray[np.bool_]:
@@ -161,14 +152,25 @@ def read_records(
     )
 
 
+def events_of(transaction_ids: Any, customer_ids: Any, amounts: Any, at_ms: Any) -> pa.Table:
+    """Payments as `card_windows_events` takes them; Arrow, of which a few take half as long."""
+    return pa.table(
+        {
+            "transaction_id": pa.array(transaction_ids, pa.string()),
+            "customer_id": customer_ids,
+            "amount": amounts,
+            "event_timestamp": pa.array(at_ms, pa.timestamp("ms", tz="UTC")),
+        }
+    )
+
+
 def as_made_now(rows: Sequence[Mapping[str, Any]]) -> Payments:
     """Payments that were decided before, as if they were made now, each that differs once.
 
     Args:
         rows: of the ledger, the latest first.
     """
-    told = ("customer_id", "terminal_id", "amount", "kind")
-    distinct = {tuple(row[name] for name in told): row["transaction_id"] for row in rows}
+    distinct = {tuple(row[name] for name in OF_REQUEST): row["transaction_id"] for row in rows}
     customers, terminals, amounts, kinds = zip(*distinct, strict=True) if distinct else [()] * 4
     kind = np.empty(len(distinct), np.object_)
     kind[:] = kinds

@@ -21,7 +21,7 @@ from hotplate.operations.seed import Seeded
 from hotplate.windowed import windowed_of
 from pipelines.fraud.bundle import Bundle, Models
 from pipelines.fraud.decide import Layers
-from pipelines.fraud.stores import FeatureRepo, OnlineSource
+from pipelines.fraud.stores import FeatureRepo, OnlineSource, quiet_feast
 from pipelines.fraud.tables import tables_of
 
 __all__ = ["SERVICE", "Work"]
@@ -116,6 +116,17 @@ class Work:
     def seed(self, store: FeatureStore, events: str) -> Iterator[Seeded]:
         """Fill the windows from the table of events."""
         return hotplate.of(store).seed(events)
+
+    def fill(self) -> FeatureStore:
+        """Apply, materialize and seed, from the tables as they are; returns the store."""
+        with quiet_feast():
+            store = self.apply()
+            for view in self.views(store, windowed=False):
+                self.materialize(store, view)
+        for events in self.events(store):
+            for _ in self.seed(store, events):
+                pass
+        return store
 
     def labelled(self) -> pd.DataFrame:
         """The payments with their labels, in time order, as training takes them.

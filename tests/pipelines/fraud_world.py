@@ -22,7 +22,7 @@ from pipelines.fraud.inputs import REQUEST_INPUTS
 from pipelines.fraud.ledger import Ledger
 from pipelines.fraud.serve import Server, ServeSettings, served
 from pipelines.fraud.simulate import SimulationSpec, radius_for, simulate
-from pipelines.fraud.stores import OnlineSource, quiet_feast
+from pipelines.fraud.stores import OnlineSource
 from pipelines.fraud.tables import moved_to_now
 from pipelines.fraud.work import SERVICE, Work
 
@@ -62,13 +62,7 @@ def a_world(folder: Path) -> Iterator[World]:
         work = Work(folder, REPO, OnlineSource("Valkey", settings))
         spec = SimulationSpec(CUSTOMERS, TERMINALS, 60, radius=radius_for(TERMINALS))
         work.write_tables(moved_to_now(simulate(spec)))
-        with quiet_feast():
-            store = work.apply()
-            for view in work.views(store, windowed=False):
-                work.materialize(store, view)
-        for events in work.events(store):
-            for _ in work.seed(store, events):
-                pass
+        work.fill()
         yield world
 
 

@@ -16,7 +16,7 @@ from pipelines.fraud.bundle import Bundle
 from pipelines.fraud.decide import Decider, Layers, scorer_of
 from pipelines.fraud.device import Device
 from pipelines.fraud.simulate import SimulationSpec, radius_for, simulate
-from pipelines.fraud.stores import OnlineSource, quiet_feast
+from pipelines.fraud.stores import OnlineSource
 from pipelines.fraud.tables import moved_to_now
 from pipelines.fraud.train import TrainSpec, train
 from pipelines.fraud.work import SERVICE, Work
@@ -74,17 +74,6 @@ def online(server: EmbeddedServer) -> OnlineSource:
     return OnlineSource("Valkey", {"type": "redis", "connection_string": address})
 
 
-def fill(work: Work) -> None:
-    """Apply, materialize and seed."""
-    with quiet_feast():
-        store = work.apply()
-        for view in work.views(store, windowed=False):
-            work.materialize(store, view)
-        for events in work.events(store):
-            for _ in work.seed(store, events):
-                pass
-
-
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The small world; tests may decide payments in it, and change nothing else."""
@@ -94,7 +83,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         transactions = moved_to_now(simulate(WORLD))
         work.save(transactions)
         work.write_tables(transactions)
-        fill(work)
+        work.fill()
         lines: list[str] = []
         spec = TrainSpec(weeks=1, folds=1, most_rounds=60)
         device = Device("cpu", "a test")
@@ -116,7 +105,7 @@ def fresh(world: World, tmp_path: Path) -> Iterator[Callable[[], World]]:
             shutil.copytree(world.work.folder / name, folder / name)
         servers.append(EmbeddedServer.start())
         work = Work(folder, REPO, online(servers[-1]))
-        fill(work)
+        work.fill()
         return World(work, servers[-1], world.transactions, world.bundle)
 
     yield make
