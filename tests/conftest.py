@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis as redis_client
 from hypothesis import settings
 
 from hotplate.embedded import EmbeddedServer
@@ -58,6 +59,21 @@ def valkey() -> Iterator[EmbeddedServer]:
     """Valkey."""
     with valkey_server() as server:
         yield server
+
+
+@pytest.fixture(scope="module", params=["redis", "valkey"])
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    """A server of a module's own, one of each kind after the other."""
+    with (redis_server if request.param == "redis" else valkey_server)() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: EmbeddedServer) -> Iterator[Any]:
+    """A client of the emptied server."""
+    with redis_client.Redis(port=server.port) as client:
+        client.flushall()
+        yield client
 
 
 @pytest.fixture(scope="session")

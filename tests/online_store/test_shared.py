@@ -31,7 +31,7 @@ from hotplate.embedded import EmbeddedServer
 from hotplate.errors import ConfigError
 from hotplate.invalidation import local
 from hotplate.servers import pool as pool_module
-from pipelines.lab.programs import redis_server, valkey_server
+from pipelines.lab.programs import redis_server
 from pipelines.lab.proxy import Proxy
 from pipelines.lab.servers import frozen
 
@@ -41,21 +41,6 @@ AGE = ["v:age"]
 ONE = [{"user_id": 1}]
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 TTL = {"default": {"ttl": "60s", "jitter": 0, "negative_ttl": "5s"}}
-
-
-@pytest.fixture(scope="module", params=["redis", "valkey"])
-def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
-    with (redis_server if request.param == "redis" else valkey_server)() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: EmbeddedServer) -> Iterator[Any]:
-    """A client of the emptied server."""
-    client = redis_client.Redis(port=server.port)
-    client.flushall()
-    yield client
-    client.close()
 
 
 class Fleet:

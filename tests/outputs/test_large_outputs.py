@@ -11,14 +11,13 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import redis as redis_client
 from feast.types import Int64
 
 import hotplate
@@ -30,7 +29,6 @@ from hotplate.invalidation import local
 from hotplate.outputs import InputSchema, OutputCache, OutputPolicy, Scored
 from hotplate.outputs.scored import form_in
 from hotplate.tiers.output_blobs import OutputBlobs, is_large
-from pipelines.lab.programs import redis_server, valkey_server
 
 from ..stores import USER, Repo
 from .test_shared_outputs import CHANGES, LARGE_CHANGES, POLICY, Fleet, Member
@@ -86,19 +84,6 @@ class LargeFleet(Fleet):
     @property
     def files(self) -> list[Path]:
         return sorted(Path(self.repo.settings["blobs"]["folder"]).glob("*.blob"))
-
-
-@pytest.fixture(scope="module", params=["redis", "valkey"])
-def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
-    with (redis_server if request.param == "redis" else valkey_server)() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: EmbeddedServer) -> Iterator[Any]:
-    with redis_client.Redis(port=server.port) as client:
-        client.flushall()
-        yield client
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import redis as redis_client
 from feast import Entity, FeatureStore
 from feast.types import Float64, Int64
 from feast.value_type import ValueType
@@ -23,7 +22,6 @@ from hotplate.invalidation import local
 from hotplate.outputs import OutputCache, OutputPolicy
 from hotplate.outputs.scored import form_in
 from pipelines.lab.cluster import Cluster
-from pipelines.lab.programs import redis_server, valkey_server
 from pipelines.lab.servers import frozen, out_of_memory
 
 from ..stores import USER, Repo
@@ -32,19 +30,6 @@ DEALER = Entity(name="dealer", join_keys=["dealer_id"], value_type=ValueType.INT
 FEATURES = ["profile:age", "risk:level"]
 POLICY = {"shadow": 0, "ttl": "30s", "shared": True}
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module", params=["redis", "valkey"])
-def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
-    with (redis_server if request.param == "redis" else valkey_server)() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: EmbeddedServer) -> Iterator[Any]:
-    with redis_client.Redis(port=server.port) as client:
-        client.flushall()
-        yield client
 
 
 class Fleet:

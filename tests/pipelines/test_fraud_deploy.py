@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from .fraud_world import (
     Client,
     World,
     a_model,
-    a_world,
     check_scores,
     payment,
     rows_of,
@@ -37,13 +35,6 @@ from .fraud_world import (
 )
 
 pytest.importorskip("xgboost", reason="XGBoost is not installed")
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Features online, for all tests here."""
-    with a_world(tmp_path_factory.mktemp("world")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -39,7 +39,6 @@ from .fraud_world import (
     Client,
     World,
     a_model,
-    a_world,
     check_scores,
     payment,
     rows_of,
@@ -49,13 +48,6 @@ from .fraud_world import (
 pytest.importorskip("xgboost", reason="XGBoost is not installed")
 
 ANSWER = {"transaction_id", "score", "decision", "reason", "model_version", "layer"}
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Features online, for all tests here."""
-    with a_world(tmp_path_factory.mktemp("world")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
