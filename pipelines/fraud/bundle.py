@@ -49,7 +49,7 @@ class Bundle:
         features: name -> Feast type, in the model's order, after `REQUEST_INPUTS`.
         review_at, decline_at: scores from which a payment is looked at, and declined.
         rounds: trees.
-        metrics: of the test week, and of each fold before it.
+        metrics: of the test week; and `before`, of the folds on whose weeks training stopped.
         data: fingerprint and period of what it was trained on.
         made: with which versions, on which device, when.
         digest: of the model file.

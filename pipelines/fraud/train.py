@@ -195,20 +195,21 @@ def train(
     rounds, before = [], []
     began_s = time.perf_counter()
     for fold in folds[:-1]:
-        fitted = _fit(parts, fold, parameters, spec.most_rounds, stops=True)
+        tested = _tested(parts, fold)
+        fitted = _fit(parts, fold, parameters, spec.most_rounds, tested)
         trees = fitted.booster.best_iteration + 1
         rounds.append(trees)
-        found = _test(parts, fold, fitted.booster, trees)
+        found = _test(tested, fitted.booster, trees)
         before.append(found.quality)
         say(f"week of {fold.test_from:%Y-%m-%d}: {trees} trees, {_shown(found.quality)}")
     trees = int(np.median(rounds)) if rounds else spec.most_rounds
-    fitted = _fit(parts, folds[-1], parameters, trees, stops=False)
-    found = _test(parts, folds[-1], fitted.booster, trees)
-    say(f"week of {folds[-1].test_from:%Y-%m-%d}: {trees} trees, {_shown(found.quality)}")
+    fold = folds[-1]
+    fitted = _fit(parts, fold, parameters, trees, None)
+    found = _test(_tested(parts, fold), fitted.booster, trees)
+    say(f"week of {fold.test_from:%Y-%m-%d}: {trees} trees, {_shown(found.quality)}")
     raw = bytes(fitted.booster.save_raw("ubj"))
     digest = digest_of(raw)
     review_at, decline_at = _thresholds(found.scores, spec)
-    fold = folds[-1]
     return Bundle(
         version=version or _name_of(raw, review_at, decline_at),
         service=service,
@@ -274,32 +275,38 @@ class _Parts:
         self, start: pd.Timestamp, end: pd.Timestamp
     ) -> tuple[pd.DataFrame, npt.NDArray[np.float32]]:
         """Payments in [start, end), and what the model reads for them."""
-        frames, matrices = [], []
+        payments = self._between(start, end).reset_index(drop=True)
+        matrices = []
         while start < end:
-            upto = min(start + WEEK, end)
-            place = slice(*self._payments["event_timestamp"].searchsorted([start, upto]))
-            frame = self._payments.iloc[place]
-            key = start, upto
-            if key not in self._made:
-                made = features_of(self._store, self._service, frame, self._names)
-                self._made[key] = (
-                    made if self._null is None else np.nan_to_num(made, nan=self._null)
-                )
-            frames.append(frame)
-            matrices.append(self._made[key])
-            start = upto
-        return pd.concat(frames, ignore_index=True), np.vstack(matrices)
+            week = start, min(start + WEEK, end)
+            if week not in self._made:
+                self._made[week] = self._inputs_of(self._between(*week))
+            matrices.append(self._made[week])
+            start = week[1]
+        return payments, np.vstack(matrices)
+
+    def _between(self, start: pd.Timestamp, end: pd.Timestamp) -> pd.DataFrame:
+        times = self._payments["event_timestamp"]
+        return self._payments.iloc[slice(*times.searchsorted([start, end]))]
+
+    def _inputs_of(self, payments: pd.DataFrame) -> npt.NDArray[np.float32]:
+        made = features_of(self._store, self._service, payments, self._names)
+        return made if self._null is None else np.nan_to_num(made, nan=self._null)
 
     def defrauded_before(self, moment: pd.Timestamp, since: pd.Timestamp) -> set[Any]:
         """Cards with a payment since some time that was known as a fraud at a moment."""
-        times = self._payments["event_timestamp"]
-        known = self._payments[(times >= since) & (times < moment - LABEL_DELAY)]
+        known = self._between(since, max(since, moment - LABEL_DELAY))
         return set(known.loc[known["is_fraud"] == 1, "customer_id"])
 
 
 def _fit(
-    parts: _Parts, fold: Fold, parameters: Mapping[str, Any], rounds: int, *, stops: bool
+    parts: _Parts,
+    fold: Fold,
+    parameters: Mapping[str, Any],
+    rounds: int,
+    stops_on: tuple[pd.DataFrame, npt.NDArray[np.float32]] | None,
 ) -> _Fitted:
+    """Train on a fold; until the measure on some payments gets no better, where they are given."""
     import xgboost
 
     payments, inputs = parts.of(fold.train_from, fold.train_to)
@@ -313,8 +320,8 @@ def _fit(
         )
     rows = xgboost.DMatrix(inputs, labels, feature_names=parts.inputs)
     settings: dict[str, Any] = {"num_boost_round": rounds, "verbose_eval": False}
-    if stops:
-        tested, test_inputs = _tested(parts, fold)
+    if stops_on is not None:
+        tested, test_inputs = stops_on
         after = xgboost.DMatrix(test_inputs, tested["is_fraud"], feature_names=parts.inputs)
         settings |= {"evals": [(after, "after")], "early_stopping_rounds": _STOP_AFTER}
     booster = xgboost.train(dict(parameters), rows, **settings)
@@ -333,8 +340,10 @@ def _tested(parts: _Parts, fold: Fold) -> tuple[pd.DataFrame, npt.NDArray[np.flo
     return payments[is_tested], inputs[is_tested]
 
 
-def _test(parts: _Parts, fold: Fold, booster: Any, trees: int) -> _Tested:
-    payments, inputs = _tested(parts, fold)
+def _test(
+    tested: tuple[pd.DataFrame, npt.NDArray[np.float32]], booster: Any, trees: int
+) -> _Tested:
+    payments, inputs = tested
     scores = booster.inplace_predict(inputs, iteration_range=(0, trees))
     return _Tested(quality(payments, scores), scores)
 
