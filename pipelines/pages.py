@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
 import plotly.graph_objects as go
+import plotly.offline
 
-__all__ = ["INK", "STYLE", "figure_of", "plot", "table", "tiles_of"]
+__all__ = ["INK", "document", "figure_of", "made_with", "plot", "table", "tiles_of"]
 
 INK: Final = "#1f2937"
 _GRID: Final = "#e5e7eb"
@@ -16,7 +17,7 @@ _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 # No mode bar: it covers the plots on a phone, and has a button that would upload the data.
 _CONFIG: Final = {"displayModeBar": False, "responsive": True, "plotlyServerURL": ""}
 
-STYLE: Final = """:root { --ink: #1f2937; --soft: #5b6472; --line: #e2e5ea; --hot: #d9480f; }
+_STYLE: Final = """:root { --ink: #1f2937; --soft: #5b6472; --line: #e2e5ea; --hot: #d9480f; }
 * { box-sizing: border-box; }
 html { overflow-y: scroll; } /* plots are drawn to the width that is left beside the bar */
 body { margin: 0; background: #f6f7f9; color: var(--ink);
@@ -45,6 +46,39 @@ li { margin: .25rem 0; max-width: 46rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: .4rem 0 0; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 """
+
+
+def document(title: str, body: str) -> str:
+    """A page, with all that its plots need."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{_STYLE}</style>
+<script>{plotly.offline.get_plotlyjs()}</script>
+</head>
+<body><main>
+{body}</main></body></html>
+"""
+
+
+def made_with(made_at: str, machine: Mapping[str, Any]) -> str:
+    """When, on which machine and with which versions a page was made: a line.
+
+    Args:
+        made_at: date and time.
+        machine: as `pipelines.demo.results.machine` finds it.
+    """
+    versions = machine["versions"]
+    return escape(
+        f"{made_at} · {machine['cpu']}, {machine['cores']} cores · {machine['store']} · "
+        f"Feast {versions.get('feast', '?')} · Hotplate {versions['hotplate']} · "
+        f"Python {versions['python']}"
+    )
 
 
 def tiles_of(tiles: Sequence[tuple[str, str]]) -> str:

@@ -7,31 +7,18 @@ from html import escape
 from string import Template
 from typing import Any
 
-import plotly.offline
-
 from pipelines.demo import charts
 from pipelines.demo.replay import Recording
 from pipelines.demo.results import GroupResult, Results, buckets
 from pipelines.demo.wording import GROUP_HEADINGS, count, duration, equality, seconds, share, times
-from pipelines.pages import STYLE, plot, table, tiles_of
+from pipelines.pages import document, made_with, plot, table, tiles_of
 
 __all__ = ["PLOTS", "page"]
 
 PLOTS = ("latency", "hit-rate", "source-reads", "age")
 """Ids of the plots, in the page's order."""
 
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Hotplate demo</title>
-<link rel="icon" href="data:,">
-<style>
-$style</style>
-<script>$plotly</script>
-</head>
-<body><main>
+_PAGE = Template("""\
 <h1>The same $requests card payments, with and without the cache</h1>
 <p class="soft">$subtitle</p>
 <div class="tiles">$tiles</div>
@@ -44,7 +31,6 @@ values served older than it.</p></section>
 $plots
 <section><h2>Are the answers the same?</h2>$answers</section>
 <section><h2>How it was measured</h2>$method</section>
-</main></body></html>
 """)
 
 
@@ -62,11 +48,9 @@ def page(found: Recording, results: Results, made_at: str) -> str:
         charts.source_reads(parts, results),
         charts.ages(found, results),
     )
-    return _PAGE.substitute(
-        plotly=plotly.offline.get_plotlyjs(),
-        style=STYLE,
+    body = _PAGE.substitute(
         requests=count(results.answers.compared),
-        subtitle=escape(_subtitle(results, made_at)),
+        subtitle=made_with(made_at, results.machine),
         tiles=_tiles(results),
         numbers=table(("", "bare Feast", "with Hotplate", "ratio"), _number_rows(results)),
         groups=_group_table(results),
@@ -77,15 +61,7 @@ def page(found: Recording, results: Results, made_at: str) -> str:
         answers=_answers(results),
         method=_method(results),
     )
-
-
-def _subtitle(results: Results, made_at: str) -> str:
-    machine = results.machine
-    return (
-        f"{made_at} · {machine['cpu']}, {machine['cores']} cores · {machine['store']} · "
-        f"Feast {machine['versions'].get('feast', '?')} · "
-        f"Hotplate {machine['versions']['hotplate']} · Python {machine['versions']['python']}"
-    )
+    return document("Hotplate demo", body)
 
 
 def _tiles(results: Results) -> str:

@@ -13,13 +13,12 @@ from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go
-import plotly.offline
 
 from pipelines.demo.results import machine
 from pipelines.demo.wording import count, duration, share, times
 from pipelines.fraud.bundle import Bundle
 from pipelines.fraud.replay import ReplaySpec, StageFound
-from pipelines.pages import INK, STYLE, figure_of, plot, table, tiles_of
+from pipelines.pages import INK, document, figure_of, made_with, plot, table, tiles_of
 
 __all__ = ["Prices", "Report", "write"]
 
@@ -118,18 +117,7 @@ def write(folder: Path, report: Report) -> tuple[Path, Path]:
     return html, numbers
 
 
-_PAGE: Final = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Fraud scoring, layer by layer</title>
-<link rel="icon" href="data:,">
-<style>
-$style</style>
-<script>$plotly</script>
-</head>
-<body><main>
+_PAGE: Final = Template("""\
 <h1>Fraud scoring: the same $requests requests, one layer after the other</h1>
 <p class="soft">$subtitle</p>
 <div class="tiles">$tiles</div>
@@ -141,14 +129,12 @@ $plots
 <section><h2>Hit rates</h2>$hits</section>
 <section><h2>The model</h2>$model</section>
 <section><h2>How it was measured</h2>$method</section>
-</main></body></html>
 """)
 
 
 def _page(report: Report, said: Mapping[str, Any], made_at: str) -> str:
     numbers = report.numbers()
     first, last = next(iter(numbers.values())), list(numbers.values())[-1]
-    found = said["machine"]
     tiles = [
         (times(first["p99_us"] / last["p99_us"]), "lower p99 of a single request"),
         (times(first["model_us"] / last["model_us"]), "fewer model seconds"),
@@ -158,15 +144,9 @@ def _page(report: Report, said: Mapping[str, Any], made_at: str) -> str:
     if report.throughput:
         best = max(report.throughput.values())
         tiles.append((f"{best:,.0f}/s", "payments decided in micro-batches, written and recorded"))
-    return _PAGE.substitute(
-        style=STYLE,
-        plotly=plotly.offline.get_plotlyjs(),
+    body = _PAGE.substitute(
         requests=count(last["requests"]),
-        subtitle=escape(
-            f"{made_at} · {found['cpu']}, {found['cores']} cores · {found['store']} · "
-            f"Feast {found['versions'].get('feast', '?')} · Hotplate "
-            f"{found['versions']['hotplate']} · Python {found['versions']['python']}"
-        ),
+        subtitle=made_with(made_at, said["machine"]),
         tiles=tiles_of(tiles),
         numbers=_numbers(report, numbers),
         plots=_plots(report, numbers),
@@ -175,6 +155,7 @@ def _page(report: Report, said: Mapping[str, Any], made_at: str) -> str:
         model=_model(report),
         method=_method(report),
     )
+    return document("Fraud scoring, layer by layer", body)
 
 
 def _numbers(report: Report, numbers: Mapping[str, Mapping[str, Any]]) -> str:
