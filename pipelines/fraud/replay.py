@@ -10,7 +10,8 @@ after. Where it equals neither, the inputs say why:
 
 - each is what it was before or after: a window moved with time in between, and all are right;
 - it is a plain feature, no older than its group's bound: staleness that the TTL map allows;
-- all are the same, and an output was kept under a key that rounds them as declared;
+- all are the same, and a model gave the score for inputs that are, too, once they are rounded as
+  declared: the cache of outputs answered with that;
 - anything else is a wrong score.
 """
 
@@ -40,6 +41,7 @@ SKEW: Final = 0.98
 """Zipf exponent of the cards' popularity: that of the keys of a production cache, Twitter's cluster
 52 (its 2,000,000 requests over 248,646 keys: 0.98 over all ranks; Yang et al., OSDI 2020)."""
 _Row: TypeAlias = npt.NDArray[np.float32]
+_PLACES: Final = 4  # of the outputs' key
 _WARM_UP: Final = 5
 _HEARD_S: Final = 0.02  # the event channel tells the others within a few ms
 _UNDER_WAY: Final = 20.0
@@ -297,6 +299,7 @@ class Replay:
         self._store = work.open()
         self.bundle = work.model(self._store)
         self._inputs = self.bundle.inputs
+        self._given: dict[bytes, set[float]] = {}  # by rounded inputs, what the model gave
         self._asked: list[_Asked] = []
         try:
             self._asked += [_Asked(work, device, stage) for stage in stages]
@@ -383,6 +386,9 @@ class Replay:
         answers: Mapping[int, Sequence[Answer]],
         found: Mapping[str, StageFound],
     ) -> None:
+        for answer in (*first, *last, *(one for some in answers.values() for one in some)):
+            if answer.layer != "hit":
+                self._given.setdefault(_rounded(answer.inputs), set()).add(answer.score)
         for place, of_stage in answers.items():
             one = found[self.stages[place].name]
             for before, after, cached in zip(first, last, of_stage, strict=True):
@@ -407,8 +413,8 @@ class Replay:
             return "stale"
         if _differing(before, served).any() or _differing(after, served).any():
             return "moved"
-        # the same inputs: the score was computed for others of the same key
-        return "rounded" if cached.layer == "hit" else ""
+        is_of_key = cached.score in self._given.get(_rounded(served), ())
+        return "rounded" if cached.layer == "hit" and is_of_key else ""
 
     def _record(self, payments: Sequence[Payments]) -> None:
         """Record payments, as a consumer of the stream in another process would."""
@@ -421,6 +427,10 @@ class Replay:
 def _made(payments: Payments, at_ms: int) -> Payments:
     payments.at_ms[:] = at_ms
     return payments
+
+
+def _rounded(inputs: _Row) -> bytes:
+    return (np.round(inputs.astype(np.float64), _PLACES) + 0.0).tobytes()
 
 
 def _differing(left: _Row, right: _Row) -> npt.NDArray[np.bool_]:

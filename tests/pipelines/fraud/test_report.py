@@ -49,13 +49,21 @@ def test_a_wrong_score_is_found(replayed: Replayed) -> None:
     names = list(replay.bundle.inputs)
     before = np.zeros(len(names), np.float32)
 
-    def judged(changed: Mapping[str, float], layer: str = "miss", age_s: float = 1.0) -> str:
+    def judged(
+        changed: Mapping[str, float],
+        layer: str = "miss",
+        age_s: float = 1.0,
+        given: tuple[float, ...] = (),
+    ) -> str:
         served, after = before.copy(), before.copy()
         for name, value in changed.items():
             served[names.index(name)] = value
         ages = dict.fromkeys(
             ("card_windows", "card_session", "terminal_windows", "customer_profile"), age_s
         )
+        near = before + np.float32(1e-6)  # of the same key
+        replay._given.clear()
+        replay._compare([Answer(one, "approve", "off", near, ages) for one in given], [], {}, {})
         found = StageFound()
         answer = Answer(0.5, "approve", layer, served, ages)
         bare = [Answer(0.25, "approve", "off", one, ages) for one in (before, after)]
@@ -65,7 +73,9 @@ def test_a_wrong_score_is_found(replayed: Replayed) -> None:
         return next(word for word in words if getattr(found, word))
 
     assert judged({}) == "wrong", "the same inputs, another score"
-    assert judged({}, layer="hit") == "rounded"
+    assert judged({}, layer="hit", given=(0.5,)) == "rounded"
+    assert judged({}, layer="hit", given=(0.5000001, 0.7)) == "wrong", "no model ever gave it"
+    assert judged({}, given=(0.5,)) == "wrong", "computed for these very inputs"
     assert judged({"card_count_1d": 3}) == "wrong", "windows are never old"
     assert judged({"customer_mean_amount": 3}) == "stale"
     assert judged({"customer_mean_amount": 3}, age_s=301) == "wrong", "past its bound"
