@@ -24,7 +24,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -37,13 +37,17 @@ from hotplate.forks import restart_in_children
 from hotplate.outputs.batch import Batch, batch_of
 from hotplate.outputs.errors import OutputError
 from hotplate.outputs.explained import OutputExplanation
-from hotplate.outputs.families import Families, FamilyStats
+from hotplate.outputs.families import Families, Family, FamilyStats
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
 from hotplate.outputs.rules import Asked, Verdict, plain_cell
 from hotplate.outputs.run import Run
 from hotplate.outputs.scored import (
+    CUT,
+    EXPIRED,
+    MISS,
     ONE_HIT,
+    WORDS,
     Form,
     Inputs,
     InputsOf,
@@ -51,6 +55,7 @@ from hotplate.outputs.scored import (
     Values,
     values_of,
 )
+from hotplate.outputs.single import RowRules, Single
 from hotplate.outputs.stats import OutputStats
 from hotplate.tiers.blobs import BlobTier
 from hotplate.tiers.output_blobs import OutputBlobs, is_large, is_reference
@@ -100,8 +105,8 @@ class OutputCache:
         self.clock = clock or SystemClock()
         self._inputs_of = inputs_of
         self._rules = self.policy.applied
-        self._forbid = self._rules.for_row(inputs.places)
-        self._forbids: dict[tuple[str, ...], Callable[[Any, Any, int], bool]] = {}
+        self._of_row = RowRules.of(self.policy, inputs, ())
+        self._of_row_beside: dict[tuple[str, ...], RowRules] = {}
         self._rule_names = tuple(rule.name for rule in self._rules.rules)
         self._tier = OutputTier(self.policy.max_entries, self.policy.bytes_most)
         by = self.policy.families_by
@@ -216,12 +221,9 @@ class OutputCache:
             OutputError: inputs or outputs are not as they must be; nothing is kept.
             Exception: whatever the model raised.
         """
-        is_sampled: bool | None = None
-        if type(batch) is np.ndarray and batch.shape == self._one_row:
-            is_sampled = self._chance.random() < self.policy.shadow_share
-            if not is_sampled and (found := self._hit(batch, beside)) is not None:
-                return found
-        run = Run(self, batch, features, beside, is_sampled=is_sampled)
+        run = self._begin(batch, features, beside)
+        if isinstance(run, Scored):
+            return run
         if run.wanted is not None:
             with self._counting_errors():
                 began_s = time.perf_counter()
@@ -242,9 +244,11 @@ class OutputCache:
     ) -> Scored:
         """The same on an event loop: `predict` is a coroutine function, or is run on a thread."""
         if not self._waits:
-            run = Run(self, batch, features, beside)
+            run = self._begin(batch, features, beside)
         else:
-            run = await asyncio.to_thread(Run, self, batch, features, beside)
+            run = await asyncio.to_thread(self._begin, batch, features, beside)
+        if isinstance(run, Scored):
+            return run
         if run.wanted is not None:
             with self._counting_errors():
                 began_s = time.perf_counter()
@@ -275,17 +279,33 @@ class OutputCache:
                 self._counts["model_errors"] += 1
             raise
 
-    def _hit(self, row: Values, beside: Mapping[str, Any] | None) -> Scored | None:
-        """One row of a matrix from memory, where no rule forbids it; None for the long way."""
+    def _begin(
+        self, batch: Any, features: Any, beside: Mapping[str, Any] | None
+    ) -> Scored | Single | Run:
+        """What is answered from memory, or what asks the model for the rest."""
+        is_sampled: bool | None = None
+        if type(batch) is np.ndarray and batch.shape == self._one_row:
+            is_sampled = self._chance.random() < self.policy.shadow_share
+            if not is_sampled and (found := self._short(batch, beside)) is not None:
+                if isinstance(found, Single):
+                    found.made_of(features)
+                return found
+        return Run(self, batch, features, beside, is_sampled=is_sampled)
+
+    def _short(self, row: Values, beside: Mapping[str, Any] | None) -> Scored | Single | None:
+        """One row of a matrix, without arrays; None where only the long way can tell."""
         form = self._form
         if form is None or self._off or self.policy.dry_run:
             return None
-        forbid, further = self._forbid, None
+        began_s = time.perf_counter()
+        rules, further = self._of_row, None
         if beside:
             further = _cells_of(beside)
             if further is None:
                 return None
-            forbid = self._forbid_beside(tuple(further))
+            rules = self._rules_beside(tuple(further))
+        if not rules.is_whole:
+            return None
         family = None
         if self._families is not None:
             family = self._families.of_row(row[0], self.inputs.places, further)
@@ -293,17 +313,49 @@ class OutputCache:
                 return None
         cells = row[0].tolist()
         key = self.inputs.key_of_row(row, cells)
-        kept: Kept | None = None if key is None else self._tier.get(key)
-        if kept is None:
+        if key is None:
             return None
-        value, deadline_ns, ties, _, is_heard = kept
+        kept: Kept | None = self._tier.get(key)
         now_ns = self.clock.now_ns()
-        if now_ns > deadline_ns:
+        code = MISS
+        if further:
+            cells += further.values()
+        if kept is not None:
+            value, deadline_ns, ties, _, is_heard = kept
+            if now_ns > deadline_ns:
+                code = EXPIRED
+            elif (ties and any(tie.is_cut for tie in ties)) or (
+                is_heard and not (self._lease is not None and self._lease.is_whole(now_ns))
+            ):
+                code = CUT
+            else:
+                return self._hit(value, form, rules, cells, family)
+        if self._shared is not None or self._is_large:
             return None
-        if is_heard and not (self._lease is not None and self._lease.is_whole(now_ns)):
+        wall_ns = self.clock.wall_ns()
+        try:
+            held = rules.held(cells, None, wall_ns)
+        except Exception:  # noqa: BLE001 - the long way says what it is
             return None
-        if ties and any(tie.is_cut for tie in ties):
-            return None
+        return Single(
+            self,
+            row,
+            beside,
+            cells=cells,
+            key=key,
+            code=code,
+            rules=rules,
+            held=held,
+            family=family,
+            now_ns=now_ns,
+            wall_ns=wall_ns,
+            began_s=began_s,
+        )
+
+    def _hit(
+        self, value: bytes, form: Form, rules: RowRules, cells: list[Any], family: Family | None
+    ) -> Scored | None:
+        """Answer one row with what is in memory, unless a rule forbids it."""
         scores: Any = ()
         is_mapped = self._is_large and is_reference(value)
         if is_mapped:
@@ -318,11 +370,8 @@ class OutputCache:
             if self._rules.has_score:
                 is_plain = dtype.char in "dfe"  # the rest may not fit into a float
                 scores = (values.ravel() if is_plain else self._as_scores(values)[0]).tolist()
-        if self._rules.rules:
-            if further:
-                cells += further.values()
-            if forbid(cells, scores, self.clock.wall_ns()):
-                return None
+        if self._rules.rules and rules.forbid(cells, scores, self.clock.wall_ns()):
+            return None
         with self._lock:
             self._short_hits += 1
             if is_mapped:
@@ -331,16 +380,35 @@ class OutputCache:
             self._families.note_hit(family)
         return Scored(values, *ONE_HIT, self._rule_names)
 
-    def _forbid_beside(self, names: tuple[str, ...]) -> Callable[[Any, Any, int], bool]:
-        """What judges one row that has further cells behind it."""
-        found = self._forbids.get(names)
+    def _rules_beside(self, names: tuple[str, ...]) -> RowRules:
+        """The rules for one row that has further cells behind it."""
+        found = self._of_row_beside.get(names)
         if found is None:
-            count = len(self.inputs.fields)
-            beside = {name: count + place for place, name in enumerate(names)}
-            found = self._rules.for_row(self.inputs.places, beside)
-            if len(self._forbids) < _BESIDE_MAX:
-                self._forbids[names] = found
+            found = RowRules.of(self.policy, self.inputs, names)
+            if len(self._of_row_beside) < _BESIDE_MAX:
+                self._of_row_beside[names] = found
         return found
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether nothing is kept unless it is said which features it came from."""
+        return self._inputs_of is not None and self.policy.needs_features
+
+    def _made_of(self, features: Any, count: int) -> Inputs:
+        """What the rows of a batch were made of.
+
+        Raises:
+            OutputError: that cannot be told.
+        """
+        if self._inputs_of is None:
+            raise OutputError(
+                where=self._shown,
+                problem="knows no store that features come from",
+                fix="Make it with hotplate.of(store).outputs(...).",
+            )
+        inputs = self._inputs_of(features, count)
+        self._lease = inputs.lease or self._lease
+        return inputs
 
     def explain(self, batch: Any, *, beside: Mapping[str, Any] | None = None) -> OutputExplanation:
         """Why one input would or would not be answered from memory now.
@@ -402,6 +470,64 @@ class OutputCache:
     def families(self) -> tuple[FamilyStats, ...]:
         """Counts by family, those with the most rows first; none where the policy names none."""
         return () if self._families is None else self._families.stats(self.clock.now_ns())
+
+    # -- counts ------------------------------------------------------------------------------------
+
+    def _count_rule(self, number: int, held: int, unsure: int) -> None:
+        """Count the rows that a rule forbade, and of how many it could not tell."""
+        name = self._rule_names[number]
+        with self._lock:
+            self._counts[f"rule: {name}"] += held
+            if unsure:
+                self._counts[f"rule unknown: {name}"] += unsure
+
+    def _count_verdict(self, number: int, verdict: Verdict) -> None:
+        self._count_rule(number, int(verdict.holds.sum()), int(verdict.unknown.sum()))
+        if verdict.error is not None:
+            name = self._rule_names[number]
+            with self._lock:
+                self._counts[f"rule error: {name}"] += 1
+            _log.warning(
+                "%s: rule %r could not be judged, so nothing of the batch is cached: %s",
+                self._shown,
+                name,
+                verdict.error,
+            )
+
+    def _is_forbidden(self, asked: Asked) -> bool:
+        """Whether a rule that needs the score forbids one row."""
+        verdicts = self._rules.judge(asked, is_again=True)
+        for number, verdict in enumerate(verdicts):
+            if verdict.holds.any():
+                self._count_verdict(number, verdict)
+        return any(verdict.holds.any() for verdict in verdicts)
+
+    def _count_computed(self, code: int, lacks_features: bool) -> None:
+        """Count one row that the model answered."""
+        with self._lock:
+            counts = self._counts
+            counts["rows"] += 1
+            counts["computed"] += 1
+            counts[WORDS[code & 15]] += 1
+            if lacks_features:
+                counts["without features"] += 1
+
+    def _count_kept(self, wanted: int, refused: int) -> None:
+        with self._lock:
+            self._counts["kept"] += wanted - refused
+            self._counts["refused"] += refused
+
+    def _refuse_numbers(self, count: int) -> None:
+        """Count answers that are no numbers."""
+        with self._lock:
+            self._counts["not finite"] += count
+        _log.warning("%s: %d answers are no numbers; none is kept", self._shown, count)
+
+    def _log_stopped(self, families: Sequence[str]) -> None:
+        for name in families:
+            _log.info(
+                "%s: family %r is bypassed for a while: its hits do not pay", self._shown, name
+            )
 
     # -- outputs as bytes, here or in the blob tier ------------------------------------------------
 

@@ -102,6 +102,18 @@ class Family:
         self.tried += rows
         self.won += hits
 
+    def note_output(self, key: bytes, coarse: bytes, output: bytes) -> None:
+        """Count an output; see `Families.note_outputs`."""
+        if len(self.outputs) < _OUTPUTS_MOST:
+            self.outputs.add(output)
+        before = self.seen.get(coarse)
+        if before is None:
+            if len(self.seen) >= _SEEN_MOST:
+                del self.seen[next(iter(self.seen))]
+            self.seen[coarse] = (key, output)
+        elif before[0] != key and before[1] == output:
+            self.near += 1
+
 
 class Members:
     """The families of the rows of one batch.
@@ -257,11 +269,19 @@ class Families:
                 family.rows += counts[2]
                 family.bypassed += counts[2]
                 family.computed += counts[3]
-                if family.tried >= self._least and family.until_ns <= now_ns:
-                    stopped += self._judge(family, now_ns)
+                stopped += self._judge(family, now_ns)
         return stopped
 
+    def note_computed(self, family: Family, is_looked: bool, now_ns: int) -> list[str]:
+        """The same for one row that the model was asked for, of a family that is not bypassed."""
+        with self._lock:
+            family.note(int(is_looked), 0)
+            family.computed += 1
+            return self._judge(family, now_ns)
+
     def _judge(self, family: Family, now_ns: int) -> list[str]:
+        if family.tried < self._least or family.until_ns > now_ns:
+            return []
         is_paying = family.won >= self.pays_from * family.tried
         family.tried = family.won = 0
         if is_paying:
@@ -291,16 +311,12 @@ class Families:
         of = members.codes[np.asarray(rows, np.intp)].tolist()
         with self._lock:
             for code, key, near, output in zip(of, keys, coarse, outputs, strict=True):
-                family = members.families[code]
-                if len(family.outputs) < _OUTPUTS_MOST:
-                    family.outputs.add(output)
-                before = family.seen.get(near)
-                if before is None:
-                    if len(family.seen) >= _SEEN_MOST:
-                        del family.seen[next(iter(family.seen))]
-                    family.seen[near] = (key, output)
-                elif before[0] != key and before[1] == output:
-                    family.near += 1
+                members.families[code].note_output(key, near, output)
+
+    def note_output(self, family: Family, key: bytes, coarse: bytes, output: bytes) -> None:
+        """The same for one row."""
+        with self._lock:
+            family.note_output(key, coarse, output)
 
     def note_time(self, own_s: float, rows: int, model_s: float, model_rows: int) -> None:
         """How long a batch took, here and in the model; older ones count less and less."""

@@ -120,8 +120,8 @@ class Rule:
         """Whether it can be judged only when the model has answered."""
         return self._condition.needs_score
 
-    def for_row(self, places: Mapping[str, int], beside: Mapping[str, int]) -> Judge:
-        """What judges one row of a matrix whose answer is known, without numpy.
+    def for_row(self, places: Mapping[str, int], beside: Mapping[str, int]) -> Judge | None:
+        """What judges one row of a matrix, without numpy; None where it lacks a field.
 
         Args:
             places: where in the row each field is.
@@ -129,8 +129,8 @@ class Rule:
         """
         try:
             return self._condition.for_row(places, beside)
-        except KeyError:  # a field that no matrix has forbids, as in a batch
-            return lambda row, scores, wall_ns: None
+        except KeyError:
+            return None
 
     def judge(self, asked: Asked) -> Verdict:
         """Judge every row of a batch; an error forbids all of them."""
@@ -190,7 +190,8 @@ class RuleSet:
         def forbid(row: Row, scores: Row, wall_ns: int) -> bool:
             try:
                 for judge in judges:
-                    if judge(row, scores, wall_ns) is not False:  # unknown counts as yes
+                    # unknown counts as yes, and so does a field that is not there, as in a batch
+                    if judge is None or judge(row, scores, wall_ns) is not False:
                         return True
             except Exception:  # noqa: BLE001 - the long way says what it is
                 return True

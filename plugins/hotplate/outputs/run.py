@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hotplate.durations import NO_LIMIT_NS
 from hotplate.keys import Key
 from hotplate.outputs.batch import Batch
-from hotplate.outputs.errors import OutputError
 from hotplate.outputs.families import Members
-from hotplate.outputs.rules import Asked, Verdict
+from hotplate.outputs.rules import Asked
 from hotplate.outputs.scored import (
     BYPASSED,
     COMPARED,
@@ -31,6 +28,7 @@ from hotplate.outputs.scored import (
     Scored,
     Values,
     form_in,
+    short_output,
     values_of,
 )
 from hotplate.tiers.output_blobs import is_large, is_reference
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
     from hotplate.outputs.cache import OutputCache
 
 __all__ = ["Run"]
-
-_log: Final = logging.getLogger("hotplate.outputs")
 
 
 class Run:
@@ -84,17 +80,8 @@ class Run:
         self._keys = self._keys_of(batch)
         self._inputs: Inputs | None = None
         if features is not None:
-            if cache._inputs_of is None:
-                raise OutputError(
-                    where=cache._shown,
-                    problem="knows no store that features come from",
-                    fix="Make it with hotplate.of(store).outputs(...).",
-                )
-            self._inputs = cache._inputs_of(features, count)
-            cache._lease = self._inputs.lease or cache._lease
-        self._lacks_features = (
-            features is None and cache._inputs_of is not None and policy.needs_features
-        )
+            self._inputs = cache._made_of(features, count)
+        self._lacks_features = features is None and cache.needs_features
         self._versions: dict[int, tuple[int, ...]] = {}
         self._era = cache._tier.versions(())
         self._judge(None, np.arange(count))
@@ -144,24 +131,7 @@ class Run:
             if verdict.holds.any():
                 chosen = rows[verdict.holds]
                 self._codes[chosen[self._codes[chosen] < RULE]] = RULE + 16 * (number + 1)
-                self._count_verdict(cache._rule_names[number], verdict)
-
-    def _count_verdict(self, name: str, verdict: Verdict) -> None:
-        counts = self._cache._counts
-        with self._cache._lock:
-            counts[f"rule: {name}"] += int(verdict.holds.sum())
-            unknown = int(verdict.unknown.sum())
-            if unknown:
-                counts[f"rule unknown: {name}"] += unknown
-            if verdict.error is not None:
-                counts[f"rule error: {name}"] += 1
-        if verdict.error is not None:
-            _log.warning(
-                "%s: rule %r could not be judged, so nothing of the batch is cached: %s",
-                self._cache._shown,
-                name,
-                verdict.error,
-            )
+                cache._count_verdict(number, verdict)
 
     def _look(self) -> None:
         """Find what is in memory and may be served."""
@@ -330,9 +300,7 @@ class Run:
             self._note_outputs(self._members, fresh, place_of)
         wrong = int((~np.isfinite(cache._as_scores(fresh)).all(1)).sum())
         if wrong:
-            with cache._lock:
-                cache._counts["not finite"] += wrong
-            _log.warning("%s: %d answers are no numbers; none is kept", cache._shown, wrong)
+            cache._refuse_numbers(wrong)
         elif not cache._off and not self._lacks_features:
             self._keep(fresh)
         return True
@@ -353,7 +321,7 @@ class Run:
             rows,
             [self._keys[row] for row in rows],
             cache.inputs.coarser.keys(batch),
-            [_short(scores[place_of[row]].tobytes()) for row in rows],
+            [short_output(scores[place_of[row]].tobytes()) for row in rows],
         )
 
     def _keep(self, fresh: Values) -> None:
@@ -386,7 +354,7 @@ class Run:
             if len(places) < len(raw):
                 own, raw, deadlines = ([of[at] for at in places] for of in (own, raw, deadlines))
             refused = cache._tier.put_untied(own, raw, deadlines, self._era[0])
-            self._count_kept(len(own), refused)
+            cache._count_kept(len(own), refused)
             if not refused and self._slots:
                 lying = zip((rows[at] for at in places), raw, deadlines, strict=True)
                 self._share(list(lying))
@@ -400,7 +368,7 @@ class Run:
             on, versions = inputs.keys[row], self._versions[row]
             items.append((keys[row], raw[at], deadline_ns, on, is_heard, versions))
             sharing.append((row, raw[at], deadline_ns))
-        self._count_kept(len(items), cache._tier.put(items))
+        cache._count_kept(len(items), cache._tier.put(items))
         self._share(sharing)
 
     def _raw(self, fresh: Values, places: list[int]) -> tuple[list[Any], list[int]]:
@@ -439,11 +407,6 @@ class Run:
                 if row in self._slots
             )
 
-    def _count_kept(self, wanted: int, refused: int) -> None:
-        with self._cache._lock:
-            self._cache._counts["kept"] += wanted - refused
-            self._cache._counts["refused"] += refused
-
     def answer(self) -> Scored:
         """Everything put together, in the order of the batch."""
         cache, count = self._cache, self._batch.count
@@ -479,10 +442,7 @@ class Run:
         looked = int((kinds != BYPASSED).sum())
         cache._families.note_time(own_s if looked else 0.0, looked, self.model_s, len(self._asked))
         stopped = cache._families.note(members, kinds < RULE, is_hit, self._asked, self._now_ns)
-        for name in stopped:
-            _log.info(
-                "%s: family %r is bypassed for a while: its hits do not pay", cache._shown, name
-            )
+        cache._log_stopped(stopped)
 
     def _count(self, from_cache: Mask) -> None:
         codes = np.bincount(self._codes & 15, minlength=len(WORDS)).tolist()
@@ -497,8 +457,3 @@ class Run:
             for word, number in zip(WORDS, codes, strict=True):
                 if number:
                     counts[word] += number
-
-
-def _short(output: bytes) -> bytes:
-    """An output, or what tells it from others: the families remember thousands of them."""
-    return output if len(output) <= 32 else blake2b(output, digest_size=16).digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "HIT",
     "MISS",
     "OFF",
+    "ONE_COMPUTED",
     "ONE_HIT",
     "RULE",
     "WORDS",
@@ -32,6 +34,7 @@ __all__ = [
     "Scored",
     "Values",
     "form_in",
+    "short_output",
     "values_of",
 ]
 
@@ -42,7 +45,8 @@ Form: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
 
 HIT, MISS, EXPIRED, CUT, COMPARED, RULE, OFF, BYPASSED = range(8)  # from RULE on nothing is kept
 ONE_HIT: Final = (np.ones(1, np.bool_), np.zeros(1, np.int16))
-for _shared in ONE_HIT:  # by all answers
+ONE_COMPUTED: Final = np.zeros(1, np.bool_)
+for _shared in (*ONE_HIT, ONE_COMPUTED):  # by all answers
     _shared.setflags(write=False)
 WORDS: Final = ("hit", "miss", "expired", "invalidated", "compared", "rule", "off", "bypassed")
 
@@ -123,6 +127,11 @@ def form_in(said: bytes, value: bytes) -> Form | None:
     is_whole = len(value) == dtype.itemsize * math.prod(shape)
     is_elsewhere = is_large(dtype, shape) and is_reference(value)
     return (dtype, shape) if is_whole or is_elsewhere else None
+
+
+def short_output(output: bytes) -> bytes:
+    """An output, or what tells it from others: families remember thousands of them."""
+    return output if len(output) <= 32 else blake2b(output, digest_size=16).digest()
 
 
 def _word(code: int, rules: Sequence[str]) -> str:
