@@ -231,6 +231,17 @@ def test_two_views_over_the_same_events(make: BankMaker, place: dict[str, Any]) 
     assert answer == {"card_id": [1], "count_60000": [2], "most": [7.0]}
     group = shop.repo.cache.stats().groups["habits"]
     assert group.misses_never == 2
+    chance = random.Random(7)
+    for _ in range(40):  # read together, they are computed in one go; each alone gives the same
+        for _ in range(chance.randrange(3)):
+            shop.pay(chance.randrange(1, 4), chance.randrange(1, 900), ago=chance.randrange(50_000))
+        shop.repo.clock.advance(chance.choice([0.001, 1, 70]))
+        cards = [{"card_id": card} for card in chance.sample(range(1, 5), chance.randrange(1, 5))]
+        together = shop.repo.hot.get_online_features(features, cards).to_dict()
+        for feature in features:
+            name = feature.split(":")[1]
+            alone = shop.repo.open_hot().get_online_features([feature], cards).to_dict()
+            assert together[name] == alone[name]
 
 
 def _month() -> list[Any]:

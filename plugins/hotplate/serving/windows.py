@@ -12,7 +12,8 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -33,7 +34,7 @@ from hotplate.tiers.entries import entity_of
 from hotplate.windowed import EventLog, WindowedView, read_event_log, windowed_of
 from hotplate.windows.compaction import Compactor
 from hotplate.windows.errors import WindowSpecError, WindowStateError
-from hotplate.windows.kernel import Reader
+from hotplate.windows.kernel import Answer, Reader
 from hotplate.windows.plan import LogPlan
 from hotplate.windows.records import RecordFormat
 from hotplate.windows.redis_state import LogServer, RedisState
@@ -53,6 +54,7 @@ __all__ = [
 
 _NS_A_MS: Final = 1_000_000
 _FOLD_BYTES: Final = 4_096
+_JOINT_MOST: Final = 64  # another declaration makes others
 # logs of this process's own, by name: of every store of the process, not of one object
 _own_states: Final[dict[str, State]] = {}
 _log = logging.getLogger("hotplate.windows")
@@ -155,24 +157,53 @@ class _Compiled:
         self.reader = Reader(said.spec, log.plan)
         self._places = {one.name: index for index, one in enumerate(said.spec.aggregates)}
 
-    def pack(
-        self, request: LoadRequest, blobs: Sequence[bytes | None], wall_ns: int
-    ) -> list[bytes]:
-        """Rows of a request, computed as of now."""
-        t_ms = wall_ns // _NS_A_MS
-        answer = self.reader.read(blobs, t_ms)
-        layout = request.view.layout
+    def pack(self, request: LoadRequest, answer: Answer, wall_ns: int) -> list[bytes]:
+        """Rows of a request, of what was read as of now."""
+        layout, values = request.view.layout, answer.values
         order = [self._places.get(column.name, -1) for column in layout.columns]
-        values = answer.values
         if order != list(range(len(self._places))):
             padded = np.concatenate((values, np.full((len(values), 1), np.nan)), axis=1)
             values = padded[:, order]
-        rows = layout.encode_numbers(values, t_ms * 1_000)
+        rows = layout.encode_numbers(values, wall_ns // _NS_A_MS * 1_000)
         if self.said.cache != "exact":
             return rows
         ends = answer.valid_until.tolist()
         # a row may be served at the very age of its bound, when it no longer holds
         return TimedRows(rows, [end_ms * _NS_A_MS - wall_ns - 1 for end_ms in ends])
+
+
+class _Joint:
+    """Several windowed views over one log, which are read in one go.
+
+    Their answers hold until the first of them may change: one that ends sooner than it had to is
+    computed once more than it had to be.
+    """
+
+    def __init__(self, views: Sequence[_Compiled]) -> None:
+        self.log = views[0].log
+        aggregates = [
+            replace(one, name=f"v{number}_{one.name}")
+            for number, view in enumerate(views)
+            for one in view.said.spec.aggregates
+        ]
+        self._reader = Reader(WindowSpec(self.log.said.spec, tuple(aggregates)), self.log.plan)
+        ends = list(accumulate(len(view.said.spec.aggregates) for view in views))
+        self._places = [slice(*pair) for pair in pairwise([0, *ends])]
+
+    def read(self, blobs: Sequence[bytes | None], t_ms: int) -> list[Answer]:
+        """The answer of each view."""
+        found = self._reader.read(blobs, t_ms)
+        return [Answer(found.values[:, of_view], found.valid_until) for of_view in self._places]
+
+
+@dataclass(slots=True)
+class _Part:
+    """One view's share of a load."""
+
+    index: int
+    compiled: _Compiled
+    request: LoadRequest
+    keys: list[bytes]
 
 
 class EventLogs:
@@ -200,6 +231,7 @@ class EventLogs:
         self._events: dict[str, Any] = {}
         self._logs: dict[tuple[str, str], Log] = {}
         self._compiled: dict[tuple[str, str], _Compiled] = {}
+        self._joint: dict[tuple[_Compiled, ...], _Joint] = {}
         self._states: dict[str, State] = {}
         self._places: dict[str, LogServer | None] = {}
         self._layouts: dict[str, Layouts] = {}
@@ -410,52 +442,57 @@ class EventLogs:
         An error of one view is its answer; the others are there all the same.
         """
         answers: list[list[bytes] | Exception] = []
-        ready: list[tuple[_Compiled, LoadRequest, list[bytes]] | None] = []
-        for request in requests:
+        parts: list[_Part] = []
+        for index, request in enumerate(requests):
             try:
                 compiled = self.compiled(request.table)
                 self._ensure_complete(compiled.log)
                 shape = request.view.identity.shape
                 keys = [compiled.log.key(shape, values_of(key)) for key in request.keys]
-                ready.append((compiled, request, keys))
+                parts.append(_Part(index, compiled, request, keys))
                 answers.append([])
             except Exception as error:  # noqa: BLE001 - handed on as the answer of its part
-                ready.append(None)
                 answers.append(error)
         wall_ns = self._clock.wall_ns()  # before the logs are read: what comes later is not visible
-        blobs = self._read([part for part in ready if part is not None])
-        for index, part in enumerate(ready):
-            if part is None:
-                continue
-            compiled, request, keys = part
+        blobs = self._read(parts)
+        for some, of_log in zip(_alike(parts), blobs, strict=True):
             try:
-                self._ensure_complete(compiled.log)  # once more: it may have come back empty
-                answers[index] = compiled.pack(request, [next(blobs) for _ in keys], wall_ns)
+                self._ensure_complete(some[0].compiled.log)  # it may have come back empty
+                found = self._compute([part.compiled for part in some], of_log, wall_ns)
+                for part, answer in zip(some, found, strict=True):
+                    answers[part.index] = part.compiled.pack(part.request, answer, wall_ns)
             except Exception as error:  # noqa: BLE001 - as above
-                answers[index] = error
+                for part in some:
+                    answers[part.index] = error
         return answers
+
+    def _compute(
+        self, views: Sequence[_Compiled], blobs: Sequence[bytes | None], wall_ns: int
+    ) -> list[Answer]:
+        """The answers of views over one log."""
+        t_ms = wall_ns // _NS_A_MS
+        if len(views) == 1:
+            return [views[0].reader.read(blobs, t_ms)]
+        joint = self._joint.get(tuple(views))
+        if joint is None:
+            if len(self._joint) >= _JOINT_MOST:
+                self._joint.clear()
+            joint = self._joint[tuple(views)] = _Joint(views)
+        return joint.read(blobs, t_ms)
 
     def _ensure_complete(self, log: Log) -> None:
         self.layouts.ensure_complete(log.said.view, log.plan.fingerprint)
 
-    def _read(
-        self, parts: Sequence[tuple[_Compiled, LoadRequest, list[bytes]]]
-    ) -> Iterator[bytes | None]:
+    def _read(self, parts: Sequence[_Part]) -> list[list[bytes | None]]:
+        """The logs of each of `_alike(parts)`."""
+        groups = [some[0] for some in _alike(parts)]
         place = self.place
-        if place is not None:
-            wanted = [key for _, _, keys in parts for key in keys]
-            if len(parts) == 1:
-                return iter(place.get_many(wanted))
-            distinct = list(dict.fromkeys(wanted))  # several views may read one log
-            found = dict(zip(distinct, place.get_many(distinct), strict=True))
-            return iter([found[key] for key in wanted])
-        return iter(
-            [
-                blob
-                for compiled, _, keys in parts
-                for blob in self.state(compiled.log).get_many(keys)
-            ]
-        )
+        if place is None:
+            return [self.state(part.compiled.log).get_many(part.keys) for part in groups]
+        wanted = [key for part in groups for key in part.keys]
+        distinct = list(dict.fromkeys(wanted))  # for other entities views may read one log, too
+        found = dict(zip(distinct, place.get_many(distinct), strict=True))
+        return [[found[key] for key in part.keys] for part in groups]
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -530,6 +567,21 @@ class WindowedSource:
             return await self._source.load_async(requests)
         except Exception as error:  # noqa: BLE001 - handed on as the answer of its part
             return [error] * len(requests)
+
+
+def _alike(parts: Sequence[_Part]) -> list[list[_Part]]:
+    """Parts by log and entities."""
+    if len(parts) == 1:
+        return [[parts[0]]]
+    found: list[list[_Part]] = []
+    for part in parts:
+        for some in found:
+            if some[0].compiled.log is part.compiled.log and some[0].keys == part.keys:
+                some.append(part)
+                break
+        else:
+            found.append([part])
+    return found
 
 
 def _or_error(
