@@ -754,7 +754,14 @@ def test_a_forked_child_maps_what_its_parent_kept(tmp_path: Path) -> None:
         is_right = np.array_equal(found.values, rows(ids[1:])) and is_mapped(found.values)
         return why == [["hit", "miss"], ["hit", "hit"]] and is_right
 
-    with tier._lock, tier._put_lock, tier._maps._lock, outputs._lock, outputs._tier._lock:
+    with (
+        tier._lock,
+        tier._put_lock,
+        tier._maps._lock,
+        outputs._lock,
+        outputs._counts._lock,
+        outputs._tier._lock,
+    ):
         child = os.fork()
         if not child:
             threading.Timer(30, os._exit, [9]).start()

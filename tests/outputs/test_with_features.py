@@ -382,7 +382,7 @@ def test_a_forked_child_starts_clean(repo: Repo) -> None:
     """Its locks are its own, also where the parent's was held."""
     outputs = model(repo)
     ask(repo, outputs, (1, 1))
-    with outputs._tier._lock, outputs._lock:
+    with outputs._tier._lock, outputs._lock, outputs._counts._lock:
         code = _in_child(lambda: ask(repo, outputs, (1, 1), (2, 2))[0] == "hit")
     assert code == 0
 

@@ -23,7 +23,6 @@ import logging
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -36,7 +35,7 @@ from hotplate.contracts import Lease
 from hotplate.forks import restart_in_children
 from hotplate.outputs.batch import Batch, batch_of
 from hotplate.outputs.errors import OutputError
-from hotplate.outputs.explained import OutputExplanation
+from hotplate.outputs.explained import OutputExplanation, explained
 from hotplate.outputs.families import Families, Family, FamilyStats
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
@@ -47,7 +46,6 @@ from hotplate.outputs.scored import (
     EXPIRED,
     MISS,
     ONE_HIT,
-    WORDS,
     Form,
     Inputs,
     InputsOf,
@@ -56,7 +54,7 @@ from hotplate.outputs.scored import (
     values_of,
 )
 from hotplate.outputs.single import RowRules, Single
-from hotplate.outputs.stats import OutputStats
+from hotplate.outputs.stats import OutputCounts, OutputStats
 from hotplate.tiers.blobs import BlobTier
 from hotplate.tiers.output_blobs import OutputBlobs, is_large, is_reference
 from hotplate.tiers.outputs import Kept, OutputTier
@@ -125,8 +123,7 @@ class OutputCache:
         self._off = ""
         self._lease: Lease | None = None
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._short_hits = 0  # rows that took the short way: half a microsecond less than in counts
+        self._counts = OutputCounts()
         self._chance = random.Random()
         join(self._tier)
         restart_in_children(self)
@@ -141,6 +138,7 @@ class OutputCache:
     def restart_after_fork(self) -> None:
         """Make new locks: the parent's may have been held by threads that are not here."""
         self._lock = threading.Lock()
+        self._counts.restart_after_fork()
         self._tier.restart_after_fork()
         if self._families is not None:
             self._families.restart_after_fork()
@@ -162,8 +160,7 @@ class OutputCache:
         self.clear()
         with self._lock:
             self._off = ""
-            for name in ("shadow_compared", "shadow_differed"):
-                self._counts[f"{name}_before"] += self._counts.pop(name, 0)
+            self._counts.begin_anew(("shadow_compared", "shadow_differed"))
 
     def switch_off(self, why: str) -> None:
         """Answer nothing from the cache until `switch_on`."""
@@ -275,8 +272,7 @@ class OutputCache:
         try:
             yield
         except BaseException:
-            with self._lock:
-                self._counts["model_errors"] += 1
+            self._counts.add({"model_errors": 1})
             raise
 
     def _begin(
@@ -372,10 +368,9 @@ class OutputCache:
                 scores = (values.ravel() if is_plain else self._as_scores(values)[0]).tolist()
         if self._rules.rules and rules.forbid(cells, scores, self.clock.wall_ns()):
             return None
-        with self._lock:
-            self._short_hits += 1
-            if is_mapped:
-                self._counts["from blobs"] += 1
+        self._counts.count_hit()
+        if is_mapped:
+            self._counts.add({"from blobs": 1})
         if self._families is not None and family is not None:
             self._families.note_hit(family)
         return Scored(values, *ONE_HIT, self._rule_names)
@@ -420,46 +415,15 @@ class OutputCache:
         Raises:
             OutputError: it is not one row, or not as it must be.
         """
-        rows = self._batch_of(batch, beside)
-        if rows.count != 1:
-            raise OutputError(where="explain", problem="takes one row", fix="Give one.")
-        (key,) = self.inputs.keys(rows)
-        now_ns = self.clock.now_ns()
-        kept = self._tier.get(key)
-        value, deadline_ns, ties = (None, 0, ()) if kept is None else kept[:3]
-        found = None if value is None else self._found(value)
-        scores = None if found is None else self._as_scores(found)
-        verdicts = self._rules.judge(Asked(rows, scores, self.clock.wall_ns()))
-        return OutputExplanation(
-            model=self.name,
-            version=self.version,
-            off=self._off or ("dry run" if self.policy.dry_run else "") or self._bypass(rows),
-            rules=tuple(
-                (rule.name, rule.reason, _said(verdict, rule.needs_score and scores is None))
-                for rule, verdict in zip(self._rules.rules, verdicts, strict=True)
-            ),
-            kept=None if found is None else tuple(np.ravel(found).tolist()),
-            expires_in_s=None if value is None else (deadline_ns - now_ns) / 1e9,
-            is_invalidated=any(tie.is_cut for tie in ties),
-        )
-
-    def _bypass(self, row: Batch) -> str:
-        """Why one row is not even looked for, or nothing."""
-        if self._families is None:
-            return ""
-        members = self._families.members(row, self.clock.now_ns())
-        name = members.families[0].name
-        return f"the hits of family {name!r} do not pay" if members.is_bypassed[0] else ""
+        return explained(self, self._batch_of(batch, beside))
 
     def stats(self) -> OutputStats:
         """Counts since the start."""
-        with self._lock:
-            counts = dict(self._counts + Counter(rows=self._short_hits, hit=self._short_hits))
         tier = self._tier
         return OutputStats(
             self.name,
             self.version,
-            counts,
+            self._counts.snapshot(),
             len(tier),
             tier.size_bytes,
             tier.evicted,
@@ -475,18 +439,13 @@ class OutputCache:
 
     def _count_rule(self, number: int, held: int, unsure: int) -> None:
         """Count the rows that a rule forbade, and of how many it could not tell."""
-        name = self._rule_names[number]
-        with self._lock:
-            self._counts[f"rule: {name}"] += held
-            if unsure:
-                self._counts[f"rule unknown: {name}"] += unsure
+        self._counts.count_rule(self._rule_names[number], held, unsure)
 
     def _count_verdict(self, number: int, verdict: Verdict) -> None:
         self._count_rule(number, int(verdict.holds.sum()), int(verdict.unknown.sum()))
         if verdict.error is not None:
             name = self._rule_names[number]
-            with self._lock:
-                self._counts[f"rule error: {name}"] += 1
+            self._counts.add({f"rule error: {name}": 1})
             _log.warning(
                 "%s: rule %r could not be judged, so nothing of the batch is cached: %s",
                 self._shown,
@@ -502,25 +461,9 @@ class OutputCache:
                 self._count_verdict(number, verdict)
         return any(verdict.holds.any() for verdict in verdicts)
 
-    def _count_computed(self, code: int, lacks_features: bool) -> None:
-        """Count one row that the model answered."""
-        with self._lock:
-            counts = self._counts
-            counts["rows"] += 1
-            counts["computed"] += 1
-            counts[WORDS[code & 15]] += 1
-            if lacks_features:
-                counts["without features"] += 1
-
-    def _count_kept(self, wanted: int, refused: int) -> None:
-        with self._lock:
-            self._counts["kept"] += wanted - refused
-            self._counts["refused"] += refused
-
     def _refuse_numbers(self, count: int) -> None:
         """Count answers that are no numbers."""
-        with self._lock:
-            self._counts["not finite"] += count
+        self._counts.add({"not finite": count})
         _log.warning("%s: %d answers are no numbers; none is kept", self._shown, count)
 
     def _log_stopped(self, families: Sequence[str]) -> None:
@@ -592,11 +535,8 @@ class OutputCache:
             is_same = left == right
         differed = ~(is_same | (np.isnan(left) & np.isnan(right))).all(1)
         count = int(differed.sum())
-        with self._lock:
-            self._counts[f"{prefix}_compared"] += len(left)
-            self._counts[f"{prefix}_differed"] += count
-            compared = self._counts[f"{prefix}_compared"]
-            share = self._counts[f"{prefix}_differed"] / compared
+        counts = self._counts.add({f"{prefix}_compared": len(left), f"{prefix}_differed": count})
+        compared, share = counts[0], counts[1] / counts[0]
         for place in np.flatnonzero(differed).tolist():
             _log.error(
                 "%s: a cached output differs from a fresh one: %s, not %s",
@@ -632,11 +572,3 @@ def _cells_of(beside: Mapping[str, Any]) -> dict[str, float | str] | None:
             return None
         found[name] = cell
     return found
-
-
-def _said(verdict: Verdict, is_open: bool) -> str:
-    if verdict.error is not None:
-        return f"error: {verdict.error}"
-    if is_open:
-        return "needs the score"
-    return ("unknown" if verdict.unknown[0] else "yes") if verdict.holds[0] else "no"

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["OutputExplanation"]
+import numpy as np
+
+from hotplate.outputs.batch import Batch
+from hotplate.outputs.errors import OutputError
+from hotplate.outputs.rules import Asked, Verdict
+
+if TYPE_CHECKING:
+    from hotplate.outputs.cache import OutputCache
+
+__all__ = ["OutputExplanation", "explained"]
 
 _SHOWN_MOST: Final = 16
 
@@ -63,3 +72,49 @@ class OutputExplanation:
                 shown += f", ... {len(self.kept):,} numbers"
             lines.append(f"  kept: [{shown}], expires in {self.expires_in_s:.3f} s")
         return "\n".join(lines)
+
+
+def explained(cache: OutputCache, rows: Batch) -> OutputExplanation:
+    """Why one row would or would not be answered from memory now.
+
+    Raises:
+        OutputError: it is not one row, or not as it must be.
+    """
+    if rows.count != 1:
+        raise OutputError(where="explain", problem="takes one row", fix="Give one.")
+    (key,) = cache.inputs.keys(rows)
+    now_ns = cache.clock.now_ns()
+    kept = cache._tier.get(key)
+    value, deadline_ns, ties = (None, 0, ()) if kept is None else kept[:3]
+    found = None if value is None else cache._found(value)
+    scores = None if found is None else cache._as_scores(found)
+    verdicts = cache._rules.judge(Asked(rows, scores, cache.clock.wall_ns()))
+    return OutputExplanation(
+        model=cache.name,
+        version=cache.version,
+        off=cache._off or ("dry run" if cache.policy.dry_run else "") or _bypass(cache, rows),
+        rules=tuple(
+            (rule.name, rule.reason, _said(verdict, rule.needs_score and scores is None))
+            for rule, verdict in zip(cache._rules.rules, verdicts, strict=True)
+        ),
+        kept=None if found is None else tuple(np.ravel(found).tolist()),
+        expires_in_s=None if value is None else (deadline_ns - now_ns) / 1e9,
+        is_invalidated=any(tie.is_cut for tie in ties),
+    )
+
+
+def _bypass(cache: OutputCache, row: Batch) -> str:
+    """Why one row is not even looked for, or nothing."""
+    if cache._families is None:
+        return ""
+    members = cache._families.members(row, cache.clock.now_ns())
+    name = members.families[0].name
+    return f"the hits of family {name!r} do not pay" if members.is_bypassed[0] else ""
+
+
+def _said(verdict: Verdict, is_open: bool) -> str:
+    if verdict.error is not None:
+        return f"error: {verdict.error}"
+    if is_open:
+        return "needs the score"
+    return ("unknown" if verdict.unknown[0] else "yes") if verdict.holds[0] else "no"

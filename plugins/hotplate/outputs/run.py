@@ -24,7 +24,6 @@ from hotplate.outputs.scored import (
     RULE,
     WORDS,
     Inputs,
-    Mask,
     Scored,
     Values,
     form_in,
@@ -170,8 +169,7 @@ class Run:
             ]
             cache._tier.put(items)
         if came:
-            with cache._lock:
-                cache._counts["from shared"] += sum(row in found for row in came)
+            cache._counts.add({"from shared": sum(row in found for row in came)})
 
     def _is_at_hand(self, row: int, value: bytes) -> bool:
         """Map what is found for a row, where it lies in the blob tier; False where it is gone."""
@@ -179,8 +177,7 @@ class Run:
             return True
         mapped = self._cache._mapped(value, self._form)
         if mapped is None:
-            with self._cache._lock:
-                self._cache._counts["blob gone"] += 1
+            self._cache._counts.add({"blob gone": 1})
             return False
         self._mapped[row] = mapped
         return True
@@ -354,7 +351,7 @@ class Run:
             if len(places) < len(raw):
                 own, raw, deadlines = ([of[at] for at in places] for of in (own, raw, deadlines))
             refused = cache._tier.put_untied(own, raw, deadlines, self._era[0])
-            cache._count_kept(len(own), refused)
+            cache._counts.count_kept(len(own), refused)
             if not refused and self._slots:
                 lying = zip((rows[at] for at in places), raw, deadlines, strict=True)
                 self._share(list(lying))
@@ -368,7 +365,7 @@ class Run:
             on, versions = inputs.keys[row], self._versions[row]
             items.append((keys[row], raw[at], deadline_ns, on, is_heard, versions))
             sharing.append((row, raw[at], deadline_ns))
-        cache._count_kept(len(items), cache._tier.put(items))
+        cache._counts.count_kept(len(items), cache._tier.put(items))
         self._share(sharing)
 
     def _raw(self, fresh: Values, places: list[int]) -> tuple[list[Any], list[int]]:
@@ -392,8 +389,7 @@ class Run:
             raw[at] = cache._blobs.keep(fresh[at : at + 1])
         kept = [at for at in places if raw[at] is not None]
         if len(kept) < len(places):
-            with cache._lock:
-                cache._counts["blob not kept"] += len(places) - len(kept)
+            cache._counts.add({"blob not kept": len(places) - len(kept)})
         return raw, kept
 
     def _share(self, items: Sequence[tuple[int, bytes, int]]) -> None:
@@ -429,7 +425,7 @@ class Run:
                 values[self._asked] = self._fresh
                 for row, original in self._same.items():
                     values[row] = values[original]
-        self._count(from_cache)
+        self._count()
         if self._members is not None:
             self._note_families(self._members)
         return Scored(values, from_cache, self._codes, cache._rule_names)
@@ -444,16 +440,12 @@ class Run:
         stopped = cache._families.note(members, kinds < RULE, is_hit, self._asked, self._now_ns)
         cache._log_stopped(stopped)
 
-    def _count(self, from_cache: Mask) -> None:
+    def _count(self) -> None:
         codes = np.bincount(self._codes & 15, minlength=len(WORDS)).tolist()
-        with self._cache._lock:
-            counts = self._cache._counts
-            counts["rows"] += self._batch.count
-            counts["computed"] += len(self._asked)
-            if self._mapped:
-                counts["from blobs"] += sum(row in self._mapped for row in self._answered)
-            if self._lacks_features:
-                counts["without features"] += len(self._asked)
-            for word, number in zip(WORDS, codes, strict=True):
-                if number:
-                    counts[word] += number
+        counted = {word: number for word, number in zip(WORDS, codes, strict=True) if number}
+        counted |= {"rows": self._batch.count, "computed": len(self._asked)}
+        if self._mapped:
+            counted["from blobs"] = sum(row in self._mapped for row in self._answered)
+        if self._lacks_features:
+            counted["without features"] = len(self._asked)
+        self._cache._counts.add(counted)

@@ -20,7 +20,7 @@ from hotplate.outputs.families import Family
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
 from hotplate.outputs.rules import Asked, Judge, Row, Rule
-from hotplate.outputs.scored import ONE_COMPUTED, RULE, Inputs, Scored, Values, short_output
+from hotplate.outputs.scored import ONE_COMPUTED, RULE, WORDS, Inputs, Scored, Values, short_output
 
 if TYPE_CHECKING:
     from hotplate.outputs.cache import OutputCache
@@ -197,7 +197,7 @@ class Single:
             if deadline_ns <= self._now_ns:
                 return
         item = (self._key, fresh.tobytes(), deadline_ns, on, is_heard, self._versions)
-        cache._count_kept(1, cache._tier.put([item]))
+        cache._counts.count_kept(1, cache._tier.put([item]))
 
     def _is_forbidden(self, scores: list[float]) -> bool:
         """Whether a rule that needs the score forbids."""
@@ -228,7 +228,7 @@ class Single:
         """The row's answer; counts it."""
         cache, family = self._cache, self._family
         assert self._fresh is not None
-        cache._count_computed(self._code, self._lacks_features)
+        cache._counts.count_computed(WORDS[self._code & 15], self._lacks_features)
         if family is not None:
             assert cache._families is not None
             own_s = time.perf_counter() - self._began_s - self.model_s
