@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help demo fraud test lint types fast soak bench bench-short faults clean
+.PHONY: help demo reads test lint types fast soak bench bench-short faults clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,11 +28,11 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.demo ## embedded server, feature repo, transactions scored with and without the cache, a page of plots
-	$(BIN)/python -m pipelines.demo $(ARGS)
-
-fraud: $(VENV)/.demo ## the fraud pipeline: simulate, features, train, score, report, on a server of its own
+demo: $(VENV)/.demo ## fraud scoring on a server of its own: payments, features, model, decisions, what each cache saves
 	$(BIN)/python -m pipelines.fraud run $(ARGS)
+
+reads: $(VENV)/.demo ## reads alone, bare and cached, while others write: speed, staleness and its bounds as plots
+	$(BIN)/python -m pipelines.reads $(ARGS)
 
 lint: $(VENV)/.dev ## ruff
 	$(BIN)/ruff check --output-format concise .

@@ -7,7 +7,7 @@ publishes it, and every process that serves these features follows it. The rest 
 `fraud_v2` adds what plain Feast cannot serve: time windows over the payments themselves, exact at
 the millisecond at which they are read, in training and in serving alike.
 
-The Parquet files under data/ are written by `python -m pipelines.demo` and, for `fraud_v2`, by
+The Parquet files under data/ are written by `python -m pipelines.reads` and, for `fraud_v2`, by
 `python -m pipelines.fraud features`.
 """
 

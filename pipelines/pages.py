@@ -71,7 +71,7 @@ def made_with(made_at: str, machine: Mapping[str, Any]) -> str:
 
     Args:
         made_at: date and time.
-        machine: as `pipelines.demo.results.machine` finds it.
+        machine: as `pipelines.reads.results.machine` finds it.
     """
     versions = machine["versions"]
     return escape(

@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 import plotly.graph_objects as go
 
-from pipelines.demo.results import machine
-from pipelines.demo.wording import count, duration, share, times
 from pipelines.fraud.bundle import Bundle
 from pipelines.fraud.replay import ReplaySpec, StageFound
 from pipelines.pages import INK, document, figure_of, made_with, plot, table, tiles_of
+from pipelines.reads.results import machine
+from pipelines.reads.wording import count, duration, share, times
 
 __all__ = ["Prices", "Report", "write"]
 

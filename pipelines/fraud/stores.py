@@ -1,7 +1,7 @@
 """The feature repo's stores for one run, with a registry of its own.
 
 The repo's feature_store.yaml is read as it is; only the registry's path is replaced, and, where a
-run brings a server of its own, `online_store.store`. So a demo needs no Redis and leaves none
+run brings a server of its own, `online_store.store`. So a run needs no Redis and leaves none
 behind, and a registry that somebody keeps in the repo does not learn of features that were
 materialized elsewhere.
 """

@@ -1,1 +1,1 @@
-"""The demo: a stream of card payments scored with features from Feast, bare and cached."""
+"""Reads alone: card payments scored with features from Feast, bare and cached."""

@@ -1,4 +1,4 @@
-"""The demo's command: `python -m pipelines.demo`."""
+"""The command: `python -m pipelines.reads`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from pipelines.demo.options import DemoError, Options
+from pipelines.reads.options import Options, ReadsError
 
 __all__ = ["main"]
 
@@ -60,8 +60,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    default=_ROOT / "out" / "demo",
-    show_default="out/demo",
+    default=_ROOT / "out" / "reads",
+    show_default="out/reads",
     help="Where the page and results.json go.",
 )
 def main(**given: object) -> None:
@@ -74,17 +74,17 @@ def main(**given: object) -> None:
     try:
         options.check()
         # imported here: the check of the options need not wait for Feast to load
-        from pipelines.demo.run import run
+        from pipelines.reads.run import run
 
         run(options)
-    except DemoError as error:
+    except ReadsError as error:
         _fail(str(error))
     except ImportError as error:
-        _fail(f"{error}; install what the demo needs: pip install 'feast-hotplate[all]'")
+        _fail(f"{error}; install what this needs: pip install 'feast-hotplate[all]'")
 
 
 def _fail(message: str) -> NoReturn:
-    click.echo(f"demo: {' '.join(message.split())}", err=True)
+    click.echo(f"reads: {' '.join(message.split())}", err=True)
     raise SystemExit(1)
 
 

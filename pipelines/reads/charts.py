@@ -1,4 +1,4 @@
-"""The four plots of the demo's page."""
+"""The four plots of the page."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from pipelines.demo.replay import Recording
-from pipelines.demo.results import Bucket, Latency, Results
-from pipelines.demo.wording import duration, seconds
 from pipelines.pages import INK, figure_of
+from pipelines.reads.replay import Recording
+from pipelines.reads.results import Bucket, Latency, Results
+from pipelines.reads.wording import duration, seconds
 
 __all__ = ["ages", "hit_rates", "latency", "source_reads"]
 

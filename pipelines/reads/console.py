@@ -1,4 +1,4 @@
-"""What the demo says in the terminal: a bar for each wait, and the table at the end."""
+"""What a run says in the terminal: a bar for each wait, and the table at the end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.demo.results import Results
-from pipelines.demo.wording import GROUP_HEADINGS, count, duration, equality, seconds, share, times
+from pipelines.reads.results import Results
+from pipelines.reads.wording import GROUP_HEADINGS, count, duration, equality, seconds, share, times
 
 __all__ = ["Bars", "print_results"]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipelines.demo.requests import REQUEST_INPUTS
+from pipelines.reads.requests import REQUEST_INPUTS
 
 __all__ = ["FEATURES", "FraudModel", "area_under_curve", "fit"]
 

@@ -1,4 +1,4 @@
-"""What the demo is asked to do."""
+"""What a run is asked to do."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DemoError", "Options"]
+__all__ = ["Options", "ReadsError"]
 
 
-class DemoError(Exception):
-    """The demo cannot run as asked; the message says what to do."""
+class ReadsError(Exception):
+    """It cannot run as asked; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options, by name; see `python -m pipelines.demo --help`."""
+    """The command's options, by name; see `python -m pipelines.reads --help`."""
 
     data: Path | None
     transactions: int
@@ -33,14 +33,16 @@ class Options:
         """Find early what would fail late.
 
         Raises:
-            DemoError: a file or folder that is named is not there or not of its kind.
+            ReadsError: a file or folder that is named is not there or not of its kind.
         """
         if self.data is not None and not self.data.is_file():
-            raise DemoError(f"--data {self.data}: no such file; give a *.parquet or *.csv file")
+            raise ReadsError(f"--data {self.data}: no such file; give a *.parquet or *.csv file")
         if not (self.repo / "feature_store.yaml").is_file():
-            raise DemoError(f"--repo {self.repo}: holds no feature_store.yaml; name a feature repo")
+            raise ReadsError(
+                f"--repo {self.repo}: holds no feature_store.yaml; name a feature repo"
+            )
         if self.out.exists() and not self.out.is_dir():
-            raise DemoError(f"--out {self.out}: is not a folder; name another")
+            raise ReadsError(f"--out {self.out}: is not a folder; name another")
 
     def command(self) -> str:
         """The command that does the same again."""
@@ -52,4 +54,4 @@ class Options:
             said += [f"--customers {self.customers}", f"--terminals {self.terminals}"]
         else:
             said += [f"--data {shlex.quote(str(self.data))}"]
-        return " ".join(["python -m pipelines.demo", *said])
+        return " ".join(["python -m pipelines.reads", *said])

@@ -1,4 +1,4 @@
-"""From transactions to what the demo serves: feature tables, training rows, requests.
+"""From transactions to what is served: feature tables, training rows, requests.
 
 One instant splits the data: the materialization moment, a midnight a week before its end. Features
 are what was known at that moment; the requests come from the week after it. The model learns from
@@ -87,7 +87,7 @@ def prepare(
 
 def _require_usable(transactions: pd.DataFrame) -> None:
     if "TX_FRAUD" not in transactions:
-        raise ValueError("column TX_FRAUD missing: the demo's model learns from it; add 0 or 1")
+        raise ValueError("column TX_FRAUD missing: the model learns from it; add 0 or 1")
     times = transactions["TX_DATETIME"]
     span_days = (times.iloc[-1].floor("D") - times.iloc[0].floor("D")).days + 1
     if span_days < NEEDED_DAYS:

@@ -32,9 +32,9 @@ from feast import FeatureStore
 
 import hotplate
 from hotplate import Tier
-from pipelines.demo.model import FraudModel
-from pipelines.demo.requests import Requests
-from pipelines.demo.updates import SpendingUpdates
+from pipelines.reads.model import FraudModel
+from pipelines.reads.requests import Requests
+from pipelines.reads.updates import SpendingUpdates
 
 __all__ = ["SERVICE", "Ages", "Block", "Recording", "Replay", "ReplaySpec"]
 

@@ -1,4 +1,4 @@
-"""The demo's page: one HTML file that needs nothing from the network."""
+"""The page: one HTML file that needs nothing from the network."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from html import escape
 from string import Template
 from typing import Any
 
-from pipelines.demo import charts
-from pipelines.demo.replay import Recording
-from pipelines.demo.results import GroupResult, Results, buckets
-from pipelines.demo.wording import GROUP_HEADINGS, count, duration, equality, seconds, share, times
 from pipelines.pages import document, made_with, plot, table, tiles_of
+from pipelines.reads import charts
+from pipelines.reads.replay import Recording
+from pipelines.reads.results import GroupResult, Results, buckets
+from pipelines.reads.wording import GROUP_HEADINGS, count, duration, equality, seconds, share, times
 
 __all__ = ["PLOTS", "page"]
 
@@ -61,7 +61,7 @@ def page(found: Recording, results: Results, made_at: str) -> str:
         answers=_answers(results),
         method=_method(results),
     )
-    return document("Hotplate demo", body)
+    return document("Hotplate: reads", body)
 
 
 def _tiles(results: Results) -> str:

@@ -1,4 +1,4 @@
-"""Which payments the demo asks about, in which order."""
+"""Which payments is asked about, in which order."""
 
 from __future__ import annotations
 

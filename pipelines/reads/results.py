@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hotplate
-from pipelines.demo.replay import Ages, Block, Recording
+from pipelines.reads.replay import Ages, Block, Recording
 
 __all__ = [
     "Answers",
@@ -99,7 +99,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Results:
-    """One run of the demo.
+    """One run.
 
     Attributes:
         from_memory: share of the timed requests for which the cached store asked nobody.

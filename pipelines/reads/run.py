@@ -1,4 +1,4 @@
-"""One run of the demo, from transactions to the page."""
+"""One run, from transactions to the page."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from feast import FeatureStore
 from rich.console import Console
 
 import hotplate
-from pipelines.demo.console import Bars, print_results
-from pipelines.demo.model import FraudModel, area_under_curve, fit
-from pipelines.demo.options import DemoError, Options
-from pipelines.demo.prepare import FULL_DAYS, World, prepare
-from pipelines.demo.replay import SERVICE, Recording, Replay, ReplaySpec
-from pipelines.demo.report import page
-from pipelines.demo.requests import Requests, draw_requests
-from pipelines.demo.results import Results, machine, summarize
-from pipelines.demo.updates import SpendingUpdates
 from pipelines.fraud.load import load_transactions
 from pipelines.fraud.simulate import SimulationSpec, radius_for, simulate
 from pipelines.fraud.stores import FeatureRepo, online_source, quiet_feast
+from pipelines.reads.console import Bars, print_results
+from pipelines.reads.model import FraudModel, area_under_curve, fit
+from pipelines.reads.options import Options, ReadsError
+from pipelines.reads.prepare import FULL_DAYS, World, prepare
+from pipelines.reads.replay import SERVICE, Recording, Replay, ReplaySpec
+from pipelines.reads.report import page
+from pipelines.reads.requests import Requests, draw_requests
+from pipelines.reads.results import Results, machine, summarize
+from pipelines.reads.updates import SpendingUpdates
 
 __all__ = ["run"]
 
@@ -43,15 +43,15 @@ class _Prepared:
 
 
 def run(options: Options) -> Results:
-    """Run the demo; writes index.html and results.json and prints the table.
+    """Run it; writes index.html and results.json and prints the table.
 
     Raises:
-        DemoError: something given cannot be used; the message says what.
+        ReadsError: something given cannot be used; the message says what.
     """
     console = Console(file=sys.stdout)
     with Bars.on(console) as bars, ExitStack() as ends_here:
         prepared = _prepare(options, bars)
-        work = Path(ends_here.enter_context(tempfile.TemporaryDirectory(prefix="hotplate-demo-")))
+        work = Path(ends_here.enter_context(tempfile.TemporaryDirectory(prefix="hotplate-reads-")))
         with bars.wait("start the online store"), _explained():
             source = ends_here.enter_context(online_source(options.store, work))
             repo = FeatureRepo(options.repo, work, source)
@@ -77,7 +77,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, hotplate.HotplateError) as error:
-        raise DemoError(str(error)) from error
+        raise ReadsError(str(error)) from error
 
 
 def _prepare(options: Options, bars: Bars) -> _Prepared:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipelines.demo.prepare import WINDOWS_DAYS
+from pipelines.reads.prepare import WINDOWS_DAYS
 
 __all__ = ["SpendingUpdates"]
 

@@ -1,4 +1,4 @@
-"""Tests of the demo: small runs from payments to the page, and what it says of wrong input."""
+"""Small runs from payments to the page, and what it says of wrong input."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from click.testing import CliRunner, Result
 import hotplate
 from hotplate.durations import parse_duration
 from hotplate.embedded import EmbeddedServer
-from pipelines.demo.__main__ import main
-from pipelines.demo.model import FEATURES, fit
-from pipelines.demo.prepare import FULL_DAYS, prepare, risk, spending
-from pipelines.demo.report import PLOTS
-from pipelines.demo.requests import draw_requests
-from pipelines.demo.updates import SpendingUpdates
-from pipelines.demo.wording import GROUP_HEADINGS, equality
 from pipelines.fraud.simulate import SimulationSpec, simulate
 from pipelines.fraud.stores import FeatureRepo, OnlineSource, online_source, quiet_feast
+from pipelines.reads.__main__ import main
+from pipelines.reads.model import FEATURES, fit
+from pipelines.reads.prepare import FULL_DAYS, prepare, risk, spending
+from pipelines.reads.report import PLOTS
+from pipelines.reads.requests import draw_requests
+from pipelines.reads.updates import SpendingUpdates
+from pipelines.reads.wording import GROUP_HEADINGS, equality
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = SimulationSpec(n_customers=60, n_terminals=90, n_days=FULL_DAYS, radius=30.0)
@@ -233,7 +233,7 @@ def test_unusable_payments_are_one_line(
     payments().to_parquet(path)
     result = invoke(tmp_path, f"--data={path}")
     assert result.exit_code == 1
-    assert result.stderr.startswith("demo: ")
+    assert result.stderr.startswith("reads: ")
     assert problem in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 
@@ -259,7 +259,7 @@ def test_a_wrong_path_is_one_line(option: str, tmp_path: Path) -> None:
     if option == "--out":
         path.touch()
     done = subprocess.run(
-        [sys.executable, "-m", "pipelines.demo", option, str(path)],
+        [sys.executable, "-m", "pipelines.reads", option, str(path)],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -268,7 +268,7 @@ def test_a_wrong_path_is_one_line(option: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stdout == ""
-    assert re.fullmatch(rf"demo: {option} {path}: .*\n", done.stderr)
+    assert re.fullmatch(rf"reads: {option} {path}: .*\n", done.stderr)
 
 
 def test_sqlite_stands_in_for_a_missing_server(
@@ -281,7 +281,7 @@ def test_sqlite_stands_in_for_a_missing_server(
         assert "no embedded server" in source.note
     result = invoke(tmp_path, "--store=valkey")
     assert result.exit_code == 1
-    assert result.stderr.startswith("demo: no embedded server")
+    assert result.stderr.startswith("reads: no embedded server")
 
 
 @pytest.mark.parametrize(
