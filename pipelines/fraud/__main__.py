@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -399,6 +400,41 @@ def deploy(version: str | None, rollback: bool, device: str) -> None:
         else:
             steps.deploy(work, store, version, device)
     click.echo(f"model {version} is current")
+
+
+@main.command()
+@click.option("--since", type=click.DateTime(), help="The first payments, UTC; all if left out.")
+@click.option("--until", type=click.DateTime(), help="Before which they end, UTC.")
+@click.option("--model", "version", help="A version; the current one if left out.")
+@click.option("--master", default="local[*]", help="Where Spark runs.")
+@click.option("--out", type=_PATH, help="A folder; backscores/VERSION in --work if left out.")
+def backscore(
+    since: datetime | None,
+    until: datetime | None,
+    version: str | None,
+    master: str,
+    out: Path | None,
+) -> None:
+    """Score history on Spark: what a version would have said of every payment so far."""
+    with _told():
+        from pipelines.fraud import backscore as back
+
+        work = _work()
+        bundle = work.models.load(version)
+        folder = out or work.folder / "backscores" / bundle.version
+        with _waiting(f"model {bundle.version} scores history"):
+            found = back.backscore(
+                work,
+                bundle,
+                folder,
+                since=None if since is None else since.replace(tzinfo=UTC),
+                until=None if until is None else until.replace(tzinfo=UTC),
+                master=master,
+                say=lambda line: click.echo(line, err=True),
+            )
+    counts = " / ".join(f"{count:,} {name}" for name, count in sorted(found.decisions.items()))
+    click.echo(f"{sum(found.decisions.values()):,} payments: {counts}")
+    click.echo(f"Scores: {found.folder.resolve()}")
 
 
 @main.command()

@@ -24,7 +24,17 @@ from pipelines.fraud.inputs import REQUEST_INPUTS, request_inputs
 from pipelines.fraud.payments import Payments
 from pipelines.fraud.scorer import Scorer
 
-__all__ = ["APPROVE", "DECLINE", "REVIEW", "Decided", "Decider", "Layers", "Scores", "scorer_of"]
+__all__ = [
+    "APPROVE",
+    "DECLINE",
+    "REVIEW",
+    "Decided",
+    "Decider",
+    "Layers",
+    "Scores",
+    "judged",
+    "scorer_of",
+]
 
 APPROVE, REVIEW, DECLINE = DECISIONS = ("approve", "review", "decline")
 MODEL: Final = "fraud"
@@ -270,7 +280,7 @@ class Decider:
             beside = {"kind": payments.kinds}
             scored = self.outputs.score(inputs, predict, features=answer, beside=beside)
             scores, layers = scored.values, scored.why
-        decisions, reasons = self._judged(scores)
+        decisions, reasons = judged(scores, self.bundle.review_at, self.bundle.decline_at)
         return Decided(
             payments,
             scores,
@@ -284,15 +294,23 @@ class Decider:
             model_s,
         )
 
-    def _judged(self, scores: npt.NDArray[np.float32]) -> tuple[list[str], list[str]]:
-        review_at, decline_at = self.bundle.review_at, self.bundle.decline_at
-        levels = ((scores >= review_at).astype(np.int8) + (scores >= decline_at)).tolist()
-        said = (
-            f"score below {review_at:.4g}",
-            f"score at least {review_at:.4g}",
-            f"score at least {decline_at:.4g}",
-        )
-        return [DECISIONS[level] for level in levels], [said[level] for level in levels]
+
+def judged(
+    scores: npt.NDArray[np.float32], review_at: float, decline_at: float
+) -> tuple[list[str], list[str]]:
+    """The decision of each score, and why.
+
+    Args:
+        scores: float32 (rows,).
+        review_at, decline_at: the scores from which payments are looked at, and declined.
+    """
+    levels = ((scores >= review_at).astype(np.int8) + (scores >= decline_at)).tolist()
+    said = (
+        f"score below {review_at:.4g}",
+        f"score at least {review_at:.4g}",
+        f"score at least {decline_at:.4g}",
+    )
+    return [DECISIONS[level] for level in levels], [said[level] for level in levels]
 
 
 assert REQUEST_INPUTS[0] == "amount"  # which rules of online_store.outputs name

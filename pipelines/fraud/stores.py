@@ -173,7 +173,8 @@ class FeatureRepo:
         data = self.root / "data"
         data.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
-            table.to_parquet(data / f"{name}.parquet", index=False)
+            # Spark reads no nanoseconds
+            table.to_parquet(data / f"{name}.parquet", index=False, coerce_timestamps="us")
 
     def apply(self, store: FeatureStore, service: str = "") -> list[str]:
         """Apply what features.py declares, or of it what a feature service needs.
