@@ -26,7 +26,8 @@ ALLOWED: dict[str, set[str]] = {
     "sources": PURE | {"sources"},
     "serving": PURE
     | {"core", "tiers", "invalidation", "servers", "sources", "serving", "windowed", "windows"}
-    | {"outputs"},
+    | {"outputs", "warming"},
+    "warming": PURE | {"core", "warming"},
     "windows": PURE | {"windows", "servers"},
     "ingestion": PURE,
     "training": PURE | {"windows", "windowed", "training"},

@@ -49,6 +49,7 @@ from hotplate.settings import (
     BlobsConfig,
     MemoryConfig,
     SharedConfig,
+    TrafficConfig,
     WindowsConfig,
     check_store,
     store_class,
@@ -61,6 +62,7 @@ __all__ = [
     "CachedOnlineStoreConfig",
     "MemoryConfig",
     "SharedConfig",
+    "TrafficConfig",
     "WindowsConfig",
 ]
 
@@ -104,6 +106,9 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
     blobs: BlobsConfig | None = None
     """Where payloads of more than 1 MB lie: outputs of models, and what `hot.blobs` is given."""
+
+    traffic: TrafficConfig | None = None
+    """Where a sample of what is read is logged, for warming; see `hotplate.warming.traffic`."""
 
     windows: WindowsConfig = Field(default_factory=WindowsConfig)
     """Where the event logs of windowed views are kept; see `hotplate.windowed`."""

@@ -24,6 +24,7 @@ __all__ = [
     "BlobsConfig",
     "MemoryConfig",
     "SharedConfig",
+    "TrafficConfig",
     "WindowsConfig",
     "check_store",
     "store_class",
@@ -37,6 +38,7 @@ _EXAMPLES: Final = {
     "memory": "memory: {max_bytes: 512MB}",
     "shared": "shared: {connection_string: 'localhost:6379'}",
     "blobs": "blobs: {folder: /var/cache/hotplate}",
+    "traffic": "traffic: {folder: /var/lib/hotplate/traffic}",
     "windows": "windows: {connection_string: 'localhost:6379'}",
     "outputs": "outputs: {fraud: {ttl: 30s}}",
 }
@@ -114,17 +116,51 @@ class BlobsConfig(FeastConfigBaseModel):  # type: ignore[misc]
     @field_validator("folder")
     @classmethod
     def _check_folder(cls, value: str) -> str:
-        if not os.path.isabs(value):
-            raise ValueError(
-                f"{value!r} begins with no '/': processes that were started elsewhere would look "
-                "for it elsewhere. Write /var/cache/hotplate"
-            )
-        return value
+        return _absolute(value, "/var/cache/hotplate")
 
     @field_validator("max_bytes", mode="before")
     @classmethod
     def _read_bytes(cls, value: object) -> int:
         return parse_bytes(value)
+
+
+class TrafficConfig(FeastConfigBaseModel):  # type: ignore[misc]
+    """A log of what is read: for warming, and for advice on how long to keep what."""
+
+    folder: str
+    """Where its Parquet files go; made if it is not there. One for all processes of a host."""
+
+    sample: float = Field(default=0.01, gt=0, le=1)
+    """Share of the requests that are logged: `"1%"`; `"100%"` for all of them."""
+
+    ids: Literal["hashed", "plain"] = "hashed"
+    """Whether entity ids stand in it as they are: else warming needs a list of them beside it."""
+
+    max_bytes: int = 1_000_000_000
+    """Bytes of all files together, after which the oldest go; `"1GB"` or a number."""
+
+    every: int = 60_000_000_000
+    """How often a process writes a file (`"1m"`)."""
+
+    @field_validator("folder")
+    @classmethod
+    def _check_folder(cls, value: str) -> str:
+        return _absolute(value, "/var/lib/hotplate/traffic")
+
+    @field_validator("sample", mode="before")
+    @classmethod
+    def _read_share(cls, value: object) -> float:
+        return parse_share(value)
+
+    @field_validator("max_bytes", mode="before")
+    @classmethod
+    def _read_bytes(cls, value: object) -> int:
+        return parse_bytes(value)
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _read_duration(cls, value: object) -> int:
+        return _to_wait(value)
 
 
 class WindowsConfig(FeastConfigBaseModel):  # type: ignore[misc]
@@ -159,6 +195,15 @@ class WindowsConfig(FeastConfigBaseModel):  # type: ignore[misc]
                 "online_store.windows: names a server and says in_process: leave out one of them."
             )
         return self
+
+
+def _absolute(folder: str, example: str) -> str:
+    if not os.path.isabs(folder):
+        raise ValueError(
+            f"{folder!r} begins with no '/': processes that were started elsewhere would look "
+            f"for it elsewhere. Write {example}"
+        )
+    return folder
 
 
 def _to_wait(value: object) -> int:

@@ -28,6 +28,7 @@ __all__ = [
     "LoaderStats",
     "PassedCounters",
     "SharedStats",
+    "TrafficStats",
 ]
 
 # Upper bounds of the age histogram, seconds: a millisecond to a day, about a factor of 3 apart.
@@ -382,6 +383,24 @@ class SharedStats:
 
 
 @dataclass(frozen=True)
+class TrafficStats:
+    """Counts of the traffic log since the start.
+
+    Attributes:
+        logged: requests written into files.
+        lost: requests that were to be logged and are not: the queue was full, or no file could be
+            written.
+        files: written.
+        problem: why the last file could not be written, or nothing.
+    """
+
+    logged: int
+    lost: int
+    files: int
+    problem: str
+
+
+@dataclass(frozen=True)
 class CacheStats:
     """Counts of one cache.
 
@@ -397,6 +416,7 @@ class CacheStats:
         channel: what the event channel has seen; None where there is none.
         shared: what the shared tier has seen; None where there is none.
         events: counts of each event view that this process wrote to.
+        traffic: counts of the traffic log; None where there is none.
     """
 
     groups: Mapping[str, GroupStats]
@@ -409,6 +429,7 @@ class CacheStats:
     channel: ChannelStats | None = None
     shared: SharedStats | None = None
     events: Mapping[str, EventStats] = field(default_factory=dict)
+    traffic: TrafficStats | None = None
 
     def __str__(self) -> str:
         """A table of the groups, for people; `repr` has every count."""

@@ -70,6 +70,7 @@ class Engine:
         bounds: of the memory tier.
         clock: where ages come from.
         shared: the shared tier, or None where there is none.
+        on_read: told of what is asked for where memory alone does not answer.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class Engine:
         bounds: MemoryBounds,
         clock: Clock,
         shared: Callable[[], SharedRows | None] = lambda: None,
+        on_read: Callable[[Sequence[Want]], None] | None = None,
     ) -> None:
+        self._on_read = on_read
         self.source = source
         self._shared = shared
         self.domain = domain
@@ -138,16 +141,25 @@ class Engine:
 
     # -- reading --------------------------------------------------------------------------------
 
-    def read(self, wants: Sequence[Want], now_ns: int) -> Answer:
+    def read(self, wants: Sequence[Want], now_ns: int, *, is_rehearsed: bool = False) -> Answer:
         """Answer a request on this thread.
+
+        Args:
+            wants: what it asks for.
+            now_ns: when it came.
+            is_rehearsed: whether nobody asked, and it is done for what it leaves behind.
 
         Raises:
             Exception: whatever the source raised, unless the policy lets the last value stand in.
         """
+        if self._on_read is not None and not is_rehearsed:
+            self._on_read(wants)
         return run(self._read(wants, now_ns, is_async=False), self.source)
 
     async def read_async(self, wants: Sequence[Want], now_ns: int) -> Answer:
         """The same on the running event loop."""
+        if self._on_read is not None:
+            self._on_read(wants)
         return await run_async(self._read(wants, now_ns, is_async=True), self.source)
 
     def _read(self, wants: Sequence[Want], now_ns: int, *, is_async: bool) -> Steps[Answer]:

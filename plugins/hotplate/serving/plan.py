@@ -33,6 +33,7 @@ from hotplate.contracts import NO_LEASE_NEEDED, View
 from hotplate.core.engine import Bound, Want
 from hotplate.keys import Key
 from hotplate.stats import AGE_SAMPLE, GroupCounters, HitCounter
+from hotplate.warming.traffic import TrafficLog
 
 __all__ = ["EntityColumn", "Plan", "PlanGroup", "PlanInputs", "compile_plan", "entity_column"]
 
@@ -169,7 +170,11 @@ class Plan:
     __slots__ = (
         "__weakref__",
         "_ages_due",
+        "_due",
+        "_gap",
         "_get",
+        "_log",
+        "_log_due",
         "entities",
         "feature_types",
         "groups",
@@ -186,6 +191,7 @@ class Plan:
         groups: Sequence[PlanGroup],
         feature_types: dict[str, ValueType],
         get: Callable[[Key], bytes | None],
+        log: TrafficLog | None = None,
     ) -> None:
         self.entities = tuple(entities)
         self.groups = tuple(groups)
@@ -204,7 +210,9 @@ class Plan:
         for group in groups:
             group.counters.add_plan(self, self.hits)
         self._get = get
-        self._ages_due = 0
+        self._log = log
+        self._ages_due = self._due = 0
+        self._gap = self._log_due = 0 if log is None else log.gap()
 
     def hit(
         self, columns: Sequence[Sequence[Any]], count: int, now_ns: int
@@ -243,10 +251,27 @@ class Plan:
         hits = self.hits
         hits.rows += count
         hits.requests += 1
-        if hits.requests >= self._ages_due:
-            self._ages_due = hits.requests + AGE_SAMPLE
-            self._record_ages(found, now_ns)
+        if hits.requests >= self._due:
+            self._note_some(found, columns, count, now_ns)
         return found
+
+    def _note_some(
+        self,
+        found: Sequence[Sequence[bytes]],
+        columns: Sequence[Sequence[Any]],
+        count: int,
+        now_ns: int,
+    ) -> None:
+        """Of one hit of so many record the ages, of one of so many what was asked for."""
+        requests, log = self.hits.requests, self._log
+        if requests >= self._ages_due:
+            self._ages_due = requests + AGE_SAMPLE
+            self._record_ages(found, now_ns)
+        if log is not None and requests >= self._log_due:
+            log.note(self.wants(columns, count), self._gap)
+            self._gap = log.gap()
+            self._log_due = requests + self._gap
+        self._due = self._ages_due if log is None else min(self._ages_due, self._log_due)
 
     def _record_ages(self, found: Sequence[Sequence[bytes]], now_ns: int) -> None:
         for group, rows in zip(self.groups, found, strict=True):
@@ -268,6 +293,7 @@ class PlanInputs:
         is_max_age_enforced: whether Feast's own `ttl` is enforced.
         renew: reads the policies again where the registry was refreshed: (registry, project, now).
         check: refuses versions of views that the wrapped store cannot read.
+        log: where some of the hits are noted.
     """
 
     resolve: Callable[[Any, Sequence[str]], tuple[View, Bound, GroupCounters]]
@@ -275,6 +301,7 @@ class PlanInputs:
     is_max_age_enforced: bool
     renew: Callable[[Any, str, int], None]
     check: Callable[[Sequence[Any]], None]
+    log: TrafficLog | None = None
 
 
 def compile_plan(
@@ -323,7 +350,9 @@ def compile_plan(
         if inputs.is_max_age_enforced and isinstance(getattr(table, "ttl", None), timedelta):
             group.max_age_us = table.ttl // timedelta(microseconds=1)
         groups.append(group)
-    plan = Plan(entities, groups, OnlineStore._build_feature_types(grouped_refs), inputs.get)
+    plan = Plan(
+        entities, groups, OnlineStore._build_feature_types(grouped_refs), inputs.get, inputs.log
+    )
     # two outputs of one name, or Feast's own dummy entity among them: rare enough to leave to Feast
     is_plain = len(set(plan.names)) == len(plan.names) and DUMMY_ENTITY_ID not in plan.names
     return plan if is_plain and groups else None

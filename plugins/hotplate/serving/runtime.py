@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feast import FeatureStore, RepoConfig
@@ -48,10 +49,12 @@ from hotplate.stats import CacheStats, GroupCounters, PassedCounters
 from hotplate.tiers.blobs import BlobTier
 from hotplate.tiers.memory import MemoryBounds
 from hotplate.tiers.shared import SharedBounds, SharedTier
+from hotplate.warming.traffic import TrafficLog, TrafficSettings
 from hotplate.windows.redis_state import LogServer
 
 if TYPE_CHECKING:
     from hotplate.online_store import CachedOnlineStoreConfig
+    from hotplate.settings import TrafficConfig
 
 __all__ = ["Runtime", "declared_shape"]
 
@@ -77,6 +80,7 @@ class Runtime:
         self.versioning = bool(config.registry.enable_online_feature_view_versioning)
         self.domain: Domain = domain_of(config.project)
         self.loaders = Loaders(settings.loader_settings(), self.wrapped, clock)
+        self.traffic = traffic_log(settings.traffic, self.project, clock)
         self.event_logs = EventLogs(self.project, self._log_server, self._registered, clock)
         self.engine = Engine(
             WindowedSource(self.event_logs, self.loaders.over(_ChosenSource(self.wrapped))),
@@ -88,6 +92,7 @@ class Runtime:
             ),
             clock,
             self.shared,
+            None if self.traffic is None else self.traffic.note_some,
         )
         self.coherence = Coherence(
             self.project,
@@ -110,6 +115,7 @@ class Runtime:
                 settings.enforce_max_age,
                 self.policies.renew,
                 lambda grouped: self.wrapped.store()._check_versioned_read_support(grouped),
+                self.traffic,
             )
         )
         self._shared: dict[str, SharedTier | None] = {}
@@ -458,6 +464,8 @@ class Runtime:
         shared = self._shared.get("made")
         if shared is not None:
             shared.close()
+        if self.traffic is not None:
+            self.traffic.close()
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -475,6 +483,7 @@ class Runtime:
             channel=self.coherence.stats(),
             shared=shared.stats() if (shared := self._shared.get("made")) else None,
             events=self.event_logs.stats(),
+            traffic=None if self.traffic is None else self.traffic.stats(),
         )
 
 
@@ -503,6 +512,20 @@ class _ChosenSource:
         if is_postgres_store(store()):
             return PostgresReader(store, wrapped.current_config)
         return FeastSource(store, wrapped.current_config, wrapped.reading)
+
+
+def traffic_log(settings: TrafficConfig | None, project: str, clock: Clock) -> TrafficLog | None:
+    """The log of what is read; None where the deployment has none."""
+    if settings is None:
+        return None
+    said = TrafficSettings(
+        Path(settings.folder),
+        settings.sample,
+        settings.ids == "plain",
+        settings.max_bytes,
+        settings.every,
+    )
+    return TrafficLog(said, project, clock)
 
 
 def declared_shape(table: Any) -> EntityShape:

@@ -1,0 +1,234 @@
+"""The log of what is read: all of it where that is asked for, and never in a read's way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hotplate
+from hotplate.errors import ConfigError
+from hotplate.online_store import CachedOnlineStoreConfig
+from hotplate.warming.traffic import SCHEMA, key_of
+
+from ..stores import Repo, await_
+from .conftest import FEATURES
+
+ODD = 'm\U0001f600 "quoted"'
+
+
+def log_of(repo: Repo) -> pd.DataFrame:
+    """All that was logged so far."""
+    traffic = hotplate.of(repo.hot).runtime.traffic
+    assert traffic is not None
+    traffic.flush()
+    return pq.read_table(traffic.settings.folder).to_pandas()
+
+
+def ask(repo: Repo, *pairs: tuple[int, str]) -> Any:
+    users, merchants = zip(*pairs, strict=True)
+    entities = {"user_id": list(users), "merchant_id": list(merchants)}
+    return repo.hot.get_online_features(FEATURES, entities).to_dict()
+
+
+def test_every_request_is_there_once(logged: Callable[..., Repo]) -> None:
+    """Hits and misses, by Feast's call, the reader, and a view that Feast reads in its own way."""
+    repo = logged()
+    ask(repo, (1, "m1"), (2, "m1"))  # a miss
+    ask(repo, (1, "m1"), (2, "m1"))  # a hit
+    hotplate.of(repo.hot).reader(["profile:age"]).read({"user_id": [7]})
+    repo.clock.advance(1)
+    ask(repo, (3, ODD))
+    found = log_of(repo)
+    assert list(found.columns) == SCHEMA.names
+    assert found["request"].nunique() == 4
+    read = Counter(zip(found["entity"], found["key"], found["views"], strict=True))
+    assert read == {
+        ("user_id", "[1]", "counts,profile"): 2,
+        ("user_id", "[2]", "counts,profile"): 2,
+        ("merchant_id", '["m1"]', "shops"): 2,
+        ("user_id", "[7]", "profile"): 1,
+        ("user_id", "[3]", "counts,profile"): 1,
+        (
+            "merchant_id",
+            json.dumps(['m\U0001f600 "quoted"'], ensure_ascii=False).replace(", ", ","),
+            "shops",
+        ): 1,
+    }
+    assert set(found["weight"]) == {1}
+    late = found["at"].max() - found["at"].min()
+    assert late == pd.Timedelta(seconds=1)
+    stats = repo.cache.stats().traffic
+    assert stats is not None
+    assert (stats.logged, stats.lost, stats.problem) == (4, 0, "")
+
+
+def test_a_share_of_the_requests_stands_for_all_of_them(logged: Callable[..., Repo]) -> None:
+    """Weights add up to the number of requests, hits and misses apart, whatever their rhythm."""
+    repo = logged(sample="5%")
+    for turn in range(4_000):
+        ask(repo, (turn % 2, "m1"))  # one of two, in turns
+    for turn in range(2_000):
+        hotplate.of(repo.hot).runtime.domain.invalidate_all(repo.project)
+        ask(repo, (turn % 3, "m2"))
+    found = log_of(repo)
+    of_users = found[found["entity"] == "user_id"]
+    assert 180 < len(of_users) < 450
+    by_shop = found[found["entity"] == "merchant_id"].groupby("key", observed=True)["weight"].sum()
+    assert by_shop['["m1"]'] == pytest.approx(4_000, rel=0.05)
+    assert by_shop['["m2"]'] == pytest.approx(2_000, rel=0.05)
+    by_user = of_users.groupby("key", observed=True)["weight"].sum()
+    assert by_user["[0]"] / by_user["[1]"] == pytest.approx(1, abs=0.35)
+
+
+def test_ids_are_hashed_unless_they_are_allowed(logged: Callable[..., Repo]) -> None:
+    repo = logged(ids="hashed")
+    ask(repo, (123_456_789, "secret-shop"))
+    found = log_of(repo)
+    text = found.to_csv()
+    assert "123456789" not in text
+    assert "secret-shop" not in text
+    assert set(found["key"]) == {
+        key_of((123_456_789,), repo.project, has_ids=False),
+        key_of(("secret-shop",), repo.project, has_ids=False),
+    }
+    assert key_of((1,), "a", has_ids=False) != key_of((1,), "b", has_ids=False)
+
+
+@given(
+    st.lists(st.one_of(st.text(), st.integers(), st.binary(), st.floats()), min_size=1), st.text()
+)
+def test_any_key_can_be_written(values: list[Any], project: str) -> None:
+    """Also texts that are no Unicode, such as half of a pair."""
+    assert len(key_of(values, project or "p", has_ids=False)) == 24
+    assert isinstance(key_of(values, project or "p", has_ids=True), str)
+
+
+def test_what_cannot_be_written_fails_no_read(
+    logged: Callable[..., Repo], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file in the folder's place, then a folder without the right to write; then it goes on."""
+    folder = tmp_path / "traffic"
+    folder.write_text("in the way")
+    repo = logged()
+    traffic = hotplate.of(repo.hot).runtime.traffic
+    assert traffic is not None
+    with caplog.at_level(logging.WARNING, "hotplate.traffic"):
+        assert ask(repo, (1, "m1"))["age"] == [1]
+        traffic.flush()
+        assert ask(repo, (1, "m1"))["age"] == [1]
+        traffic.flush()
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "said once a minute"
+    stats = traffic.stats()
+    assert (stats.logged, stats.lost) == (0, 2)
+    assert "traffic" in stats.problem
+    folder.unlink()
+    ask(repo, (1, "m1"))
+    assert log_of(repo)["request"].nunique() == 1
+    assert traffic.stats().problem == ""
+    if os.geteuid():  # root may write anywhere
+        folder.chmod(0o500)
+        ask(repo, (1, "m1"))
+        traffic.flush()
+        assert "Permission" in traffic.stats().problem
+        folder.chmod(0o700)
+
+
+def test_what_does_not_fit_is_lost_and_counted(
+    logged: Callable[..., Repo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is stuck on a disk that does not answer: reads go on, the queue has an end."""
+    monkeypatch.setattr("hotplate.warming.traffic._WAITING_MOST", 50)
+    repo = logged()
+    traffic = hotplate.of(repo.hot).runtime.traffic
+    assert traffic is not None
+    with traffic._writing:  # as if a file were being written
+        began = time.monotonic()
+        for _ in range(200):
+            ask(repo, (1, "m1"))
+        assert time.monotonic() - began < 20
+    assert traffic.stats().lost == 150
+    assert log_of(repo)["request"].nunique() == 50
+
+
+def test_files_are_written_by_themselves_and_the_oldest_go(
+    logged: Callable[..., Repo], tmp_path: Path
+) -> None:
+    folder = tmp_path / "traffic"
+    repo = logged(every="1ms", max_bytes=9_000)
+    traffic = hotplate.of(repo.hot).runtime.traffic
+    assert traffic is not None
+
+    def files() -> list[Path]:
+        return sorted(folder.glob("*")) if folder.is_dir() else []
+
+    ask(repo, (1, "m1"))
+    repo.clock.advance(1)
+    await_(files)
+    first = files()[0]
+    for turn in range(6):
+        ask(repo, (turn, "m1"))
+        repo.clock.advance(1)
+        traffic.flush()
+    assert first not in files()
+    assert sum(one.stat().st_size for one in files()) < 9_000
+    assert all(one.name.startswith("traffic-") for one in files()), "none is left half written"
+
+
+def test_nothing_starts_before_something_is_read(logged: Callable[..., Repo]) -> None:
+    def threads() -> int:
+        return sum(one.name == "hotplate-traffic" for one in threading.enumerate())
+
+    before = threads()
+    repo = logged()
+    assert threads() == before
+    ask(repo, (1, "m1"))
+    assert threads() == before + 1
+    hotplate.of(repo.hot).runtime.close()
+    assert threads() == before
+    assert log_of(repo)["request"].nunique() == 1, "closing writes what was noted"
+    ask(repo, (2, "m1"))
+
+
+def test_a_forked_child_logs_its_own_reads_alone(logged: Callable[..., Repo]) -> None:
+    repo = logged()
+    ask(repo, (1, "m1"))
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            ask(repo, (2, "m2"))
+            hotplate.of(repo.hot).runtime.traffic.flush()  # type: ignore[union-attr]
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    found = log_of(repo)
+    keys = Counter(found.loc[found["entity"] == "user_id", "key"])
+    assert keys == {"[1]": 1, "[2]": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"folder": "traffic"}, "begins with no '/'"),
+        ({"folder": "/x", "sample": 0}, "greater than 0"),
+        ({"folder": "/x", "ids": "clear"}, "hashed"),
+        ("/x", "not a mapping"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(said: Any, problem: str) -> None:
+    with pytest.raises((ValueError, ConfigError), match=problem):
+        CachedOnlineStoreConfig(store={"type": "sqlite"}, traffic=said)
