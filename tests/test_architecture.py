@@ -38,14 +38,17 @@ ALLOWED: dict[str, set[str]] = {
     "windowed": PURE | {"windows"},
     "online_store": PURE | {"core", "serving", "settings"},
     "operations": PURE
-    | {"serving", "tiers", "servers", "operations", "training", "windowed", "windows"},
-    "handle": PURE | {"serving", "online_store", "ingestion", "operations", "windowed", "outputs"},
+    | {"serving", "tiers", "servers", "operations", "training", "windowed", "windows"}
+    | {"core", "warming"},
+    "handle": PURE
+    | {"serving", "online_store", "ingestion", "operations", "windowed", "outputs", "warming"},
     "testing": PURE | {"online_store"},
     "cli": PURE
     | {"serving", "online_store", "handle", "hotplate", "operations", "cli_repo", "cli_windows"}
-    | {"cli_outputs"},
+    | {"cli_outputs", "cli_warm"},
     "cli_repo": PURE,
     "cli_outputs": PURE | {"outputs", "cli_repo"},
+    "cli_warm": PURE | {"hotplate", "operations", "warming", "cli_repo"},
     "cli_windows": PURE | {"hotplate", "operations", "training", "cli_repo"},
     "hotplate": PURE | {"serving", "online_store", "handle", "operations", "windowed", "windows"},
 }

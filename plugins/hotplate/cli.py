@@ -17,6 +17,7 @@ from rich.table import Table
 
 from hotplate.cli_outputs import outputs
 from hotplate.cli_repo import chdir_option, fail, named, open_store, told
+from hotplate.cli_warm import warm
 from hotplate.cli_windows import windows
 from hotplate.errors import HotplateError
 from hotplate.policy import ResolvedPolicy
@@ -349,6 +350,7 @@ def _confirm(question: str, *, yes: bool) -> None:
 
 
 main.add_command(outputs)
+main.add_command(warm)
 main.add_command(windows)
 
 

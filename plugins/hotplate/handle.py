@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,9 @@ from hotplate.operations.findings import Finding
 from hotplate.operations.ingest import Ingested, Ingestion, tables_of
 from hotplate.operations.invalidate import Invalidation
 from hotplate.operations.purge import Limits, Progress, Purge
+from hotplate.operations.rehearsal import Rehearsal
 from hotplate.operations.seed import Seed, Seeded
+from hotplate.operations.warm import Warming, listed, plan_of
 from hotplate.outputs import InputSchema, Model, OutputCache, OutputError, OutputPolicy
 from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.entities import Target, as_columns
@@ -31,6 +34,8 @@ from hotplate.serving.policies import feature_views_of, group_of, registry_state
 from hotplate.serving.reader import MatrixReader
 from hotplate.serving.runtime import Runtime
 from hotplate.stats import CacheStats, GroupCounters
+from hotplate.warming.selection import SelectionSpec, select
+from hotplate.warming.warmer import WarmingRate, WarmProgress
 from hotplate.windowed import event_log_of, windowed_of
 
 if TYPE_CHECKING:
@@ -281,6 +286,68 @@ class Hotplate:
         views = feature_views_of(self._store.registry, self._store.project)
         purge = Purge(self.runtime, views, chosen_tables, position, limits or Limits(), file)
         return purge.run()
+
+    def rehearsal(self, groups: Sequence[str] = ()) -> Rehearsal:
+        """What reads entities through this process's cache without anybody having asked.
+
+        Args:
+            groups: groups or feature views; all of them if empty.
+
+        Raises:
+            KeyError: there is no such group or view.
+        """
+        return Rehearsal(self._store, self.runtime, groups)
+
+    def warm(
+        self,
+        log: str | Path,
+        rate: WarmingRate,
+        *,
+        groups: Sequence[str] = (),
+        top: int | None = None,
+        share: float | None = 0.9,
+        days: int = 7,
+        hours: int = 3,
+        part: tuple[int, int] = (0, 1),
+        ids: Sequence[Path] = (),
+        suffers: Callable[[], bool] = lambda: False,
+    ) -> Iterator[WarmProgress]:
+        """Read the entities that a traffic log says will be asked for, at a controlled rate.
+
+        Nothing is read before the first step of the iteration. What it reads is kept in this
+        process, and in the shared tier where there is one.
+
+        Args:
+            log: the folder of the traffic log.
+            rate: how fast; see `WarmingRate`.
+            groups: groups or feature views; all of them if empty.
+            top: so many entities of each kind at the most.
+            share: of the reads that the chosen entities should make.
+            days, hours: which reads count, see `hotplate.warming.selection`.
+            part: (which, of how many) warmers that share the work this is.
+            ids: files of entities, for a log whose ids are hashed.
+            suffers: asked before each batch whether live traffic is slower than it should be.
+
+        Yields:
+            How far it is, after each batch.
+
+        Raises:
+            TrafficError: there is no log.
+            KeyError: there is no such group or view.
+            WarmingError: the source failed too often.
+        """
+        rehearsal = self.rehearsal(groups)
+        chosen = select(Path(log), SelectionSpec(datetime.now(UTC), days, hours))
+        plan = plan_of(
+            rehearsal,
+            chosen,
+            self._store.project,
+            top=top,
+            share=share,
+            part=part,
+            ids=listed(ids) if ids else None,
+        )
+        return Warming(rehearsal, rate, suffers).run(plan)
 
     def examine(self) -> list[Finding]:
         """Look the deployment over; what `hotplate doctor` prints."""

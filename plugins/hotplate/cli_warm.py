@@ -1,0 +1,336 @@
+"""`hotplate warm`: reads ahead what will be asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hotplate.cli_repo import chdir_option, fail, named, open_store, told
+from hotplate.durations import format_duration
+from hotplate.sizes import format_bytes, parse_share
+
+if TYPE_CHECKING:
+    from hotplate.operations.warm import Coverage, WarmPlan
+    from hotplate.warming.warmer import WarmingRate, WarmProgress
+
+__all__ = ["warm"]
+
+
+def _share(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        found = parse_share(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+    if not 0 < found <= 1:
+        raise click.BadParameter(f"{value!r}: write 90%", context, parameter)
+    return found
+
+
+def _rate(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    found = re.fullmatch(r"([1-9]\d*)(/s)?", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no rate: write 2000/s", context, parameter)
+    return float(found[1])
+
+
+def _part(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", value)
+    which, of = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= which <= of:
+        raise click.BadParameter(f"{value!r}: write 1/2, and 2/2 for the other", context, parameter)
+    return which - 1, of
+
+
+@click.command()
+@click.argument("groups", nargs=-1, metavar="[GROUP]...")
+@click.option(
+    "--log",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The traffic log's folder; that of online_store.traffic if left out.",
+)
+@click.option("--top", type=click.IntRange(min=1), help="So many entities of a kind at the most.")
+@click.option(
+    "--coverage",
+    callback=_share,
+    default="90%",
+    show_default=True,
+    metavar="SHARE",
+    help="Of the reads that the chosen entities make.",
+)
+@click.option("--days", type=click.IntRange(1, 366), default=7, show_default=True)
+@click.option(
+    "--hours",
+    type=click.IntRange(1, 24),
+    default=3,
+    show_default=True,
+    help="Of day that lie ahead: their reads count in full, others a tenth.",
+)
+@click.option(
+    "--peak",
+    callback=_rate,
+    default="1000/s",
+    show_default=True,
+    metavar="N/s",
+    help="Rows that the source serves at its peak; warming takes 5% of that, and grows to --most.",
+)
+@click.option("--most", callback=_share, default="20%", show_default=True, metavar="SHARE")
+@click.option(
+    "--part",
+    callback=_part,
+    default="1/1",
+    metavar="K/N",
+    help="The share of one of N warmers that run at once.",
+)
+@click.option(
+    "--ids",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Entities in CSV, Parquet or JSON lines, for a log whose ids are hashed.",
+)
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A page of coverage.")
+@click.option("--dry-run", is_flag=True, help="Say what would be read, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="What is chosen and done, for machines.")
+@click.option("--resume", is_flag=True, help="Go on with the warming that was stopped.")
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="HOTPLATE_STATE",
+    help="The folder in which it keeps where it is.  [default: ~/.local/state/hotplate]",
+)
+@chdir_option
+def warm(
+    groups: tuple[str, ...],
+    log: Path | None,
+    top: int | None,
+    coverage: float,
+    days: int,
+    hours: int,
+    peak: float,
+    most: float,
+    part: tuple[int, int],
+    ids: tuple[Path, ...],
+    plot: Path | None,
+    dry_run: bool,
+    as_json: bool,
+    resume: bool,
+    state: Path | None,
+    chdir: Path,
+) -> None:
+    """Read into the shared tier what a traffic log says will be asked for.
+
+    The most valuable entities first, at a rate that the source does not notice: from 5% of --peak
+    up to --most, less when it slows down, with longer and longer pauses when it fails. Ctrl-C stops
+    it; --resume goes on. Without a shared tier a process can only warm itself: see `preload`.
+    """
+    from hotplate import of
+    from hotplate.operations.cursors import state_folder
+    from hotplate.operations.warm import Warming, WarmState
+    from hotplate.warming.warmer import WarmingRate
+
+    store = open_store(chdir)
+    with told():
+        hot = of(store)
+        runtime = hot.runtime
+        kept = WarmState(state or state_folder(), store.project)
+        try:
+            rate = WarmingRate(peak, min(0.05, most), most)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        with named():
+            rehearsal = hot.rehearsal(groups)
+        warming = Warming(rehearsal, rate)
+        step, done = warming.step, 0
+        if resume:
+            plan, step, done = kept.load(rehearsal)
+        else:
+            plan = _planned(hot, store, rehearsal, log, top, coverage, days, hours, part, ids)
+            _show(plan, rate, as_json=as_json and dry_run)
+            if plot is not None:
+                _draw(plan, plot)
+        if dry_run:
+            return
+        if runtime.shared() is None:
+            fail(
+                "nothing would keep what it reads: this deployment has no shared tier, and the "
+                "memory of this command ends with it. Name a server under online_store.shared "
+                "(with tier: true where the wrapped store is Redis), or let each process warm "
+                "itself: online_store.preload, or hotplate.of(store).warm(...)"
+            )
+        if not plan.reads:
+            fail("nothing is to be read: no entity of the log is of a view that is cached")
+        if not resume:
+            kept.keep(plan, step)
+        last = _run(warming, plan, kept, step, done)
+        runtime.close()
+    if as_json:
+        click.echo(json.dumps(_done(last)))
+    elif last is not None:
+        click.echo(f"read {last.entities:,} entities, {last.reads:,} rows at the most")
+
+
+def _planned(
+    hot: Any,
+    store: Any,
+    rehearsal: Any,
+    log: Path | None,
+    top: int | None,
+    coverage: float,
+    days: int,
+    hours: int,
+    part: tuple[int, int],
+    ids: tuple[Path, ...],
+) -> WarmPlan:
+    from hotplate.operations.shown import counting
+    from hotplate.operations.warm import listed, plan_of
+    from hotplate.warming.selection import SelectionSpec, select
+
+    traffic = hot.runtime.traffic
+    if log is None:
+        if traffic is None:
+            fail(
+                "there is no traffic log: name its folder with --log, or write "
+                "online_store.traffic: {folder: ...} and let the deployment run for a day"
+            )
+        log = traffic.settings.folder
+    spec = SelectionSpec(datetime.now(UTC), days, hours)
+    seen = 0
+    with counting("reading the log") as advance:
+
+        def progress(done: int, of: int) -> None:
+            nonlocal seen
+            advance(done - seen)
+            seen = done
+
+        chosen = select(log, spec, progress)
+    if not chosen:
+        fail(f"{log}: nothing was read in the last {days} days")
+    return plan_of(
+        rehearsal,
+        chosen,
+        store.project,
+        top=top,
+        share=coverage,
+        part=part,
+        ids=listed(ids) if ids else None,
+    )
+
+
+def _show(plan: WarmPlan, rate: WarmingRate, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({name: _numbers(one) for name, one in plan.coverage.items()}))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for entity, one in plan.coverage.items():
+        views = ", ".join(one.kind.views)
+        console.print(
+            f"[bold]{entity}[/bold]: {one.logged:,} entities, {one.reads:,.0f} reads of {views}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        table = Table()
+        for name in ("of the reads", "entities", "memory"):
+            table.add_column(name, justify="right")
+        for share, count, size in one.steps():
+            table.add_row(f"{share:.0%}", f"{count:,}", format_bytes(size))
+        console.print(table)
+        chosen = f"chosen: {one.taken:,} entities, {one.share:.1%} of the reads"
+        if one.unusable:
+            chosen += (
+                f"; {one.unusable:,} of them cannot be read: their ids are hashed and in no --ids "
+                "list, or of another type than the views declare"
+            )
+        if one.uncounted:
+            chosen += f"; no count is too low by more than {one.uncounted:,.0f} reads"
+        console.print(chosen, highlight=False, soft_wrap=True)
+    if plan.coverage:
+        seconds = plan.reads / rate.limit
+        console.print(
+            f"{plan.reads:,} rows to read, at {rate.at(0):,.0f} to {rate.limit:,.0f} a second: "
+            f"{format_duration(max(1, round(seconds)) * 10**9)} at the least",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _numbers(one: Coverage) -> dict[str, Any]:
+    return {
+        "entities": one.logged,
+        "reads": one.reads,
+        "views": list(one.kind.views),
+        "chosen": one.taken,
+        "share": one.share,
+        "unusable": one.unusable,
+        "uncounted": one.uncounted,
+        "steps": [
+            {"share": share, "entities": count, "bytes": size} for share, count, size in one.steps()
+        ],
+    }
+
+
+def _draw(plan: WarmPlan, path: Path) -> None:
+    try:
+        import plotly.graph_objects as go
+    except ImportError:
+        fail("a plot needs plotly: pip install 'feast-hotplate[demo]'")
+    figure = go.Figure()
+    for entity, one in plan.coverage.items():
+        # a line of a thousand points says as much as one of a million
+        places = sorted({*range(0, len(one.shares), max(1, len(one.shares) // 1_000))})
+        figure.add_scatter(
+            x=[place + 1 for place in places],
+            y=[float(one.shares[place]) for place in places],
+            name=entity,
+            customdata=[[format_bytes((place + 1) * one.kind.row_bytes)] for place in places],
+            hovertemplate="%{x:,} entities: %{y:.1%} of the reads, %{customdata[0]}",
+        )
+        if one.taken:
+            figure.add_scatter(
+                x=[one.taken],
+                y=[one.share],
+                mode="markers",
+                name=f"{entity}: chosen",
+                marker={"size": 12, "symbol": "diamond"},
+            )
+    figure.update_layout(
+        title="What the hottest entities make of the reads",
+        xaxis={"title": "entities", "type": "log"},
+        yaxis={"title": "share of the reads", "tickformat": ".0%", "range": [0, 1.02]},
+        template="plotly_white",
+    )
+    figure.write_html(path, include_plotlyjs=True, config={"plotlyServerURL": ""})
+    click.echo(f"Plot: {path.resolve().as_uri()}", err=True)
+
+
+def _run(warming: Any, plan: WarmPlan, kept: Any, step: int, done: int) -> WarmProgress | None:
+    from hotplate.operations.shown import counting
+
+    last: WarmProgress | None = None
+    total = len(warming.batches(plan, step))
+    try:
+        with counting("warming (batches)", total) as advance:
+            advance(done)
+            for progress in warming.run(plan, state=kept, step=step, done=done):
+                last = progress
+                advance(1)
+    except KeyboardInterrupt:
+        fail(
+            f"stopped after {last.batches if last else done:,} of {total:,} batches: go on with "
+            "--resume"
+        )
+    return last
+
+
+def _done(last: WarmProgress | None) -> dict[str, Any]:
+    if last is None:
+        return {"entities": 0, "reads": 0, "errors": 0}
+    return {"entities": last.entities, "reads": last.reads, "errors": last.errors}

@@ -1,0 +1,166 @@
+"""Reading entities through the cache for what that leaves behind: in this process, and shared.
+
+The same path as a request's, so a policy that forbids to keep something forbids it here, a row that
+is there already is not read again, and one that is invalidated meanwhile is not kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hotplate.core.request import Bound, Want
+from hotplate.keys import EntityShape
+from hotplate.serving.policies import feature_views_of
+from hotplate.serving.runtime import Runtime, declared_shape
+from hotplate.warming.warmer import Batch
+
+__all__ = ["Rehearsal", "Warmable"]
+
+_ROW_BYTES: Final = 33 + 32 + 90  # of a row beside its cells: object, key, slot; see tiers.memory
+_LIMITS: Final = {"int64_val": 1 << 63, "int32_val": 1 << 31}
+_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    "int64_val": (int,),
+    "int32_val": (int,),
+    "unix_timestamp_val": (int,),
+    "string_val": (str,),
+    "double_val": (float, int),
+    "float_val": (float, int),
+    "bool_val": (bool,),
+}
+
+
+@dataclass(frozen=True)
+class Warmable:
+    """What is read for entities of one kind.
+
+    Attributes:
+        entity: their join keys, with commas.
+        shape: of their keys.
+        views: names of the feature views.
+        row_bytes: what their rows take in memory for one entity, texts aside.
+    """
+
+    entity: str
+    shape: EntityShape
+    views: tuple[str, ...]
+    row_bytes: int
+
+    def values_of(self, key: str) -> tuple[Any, ...] | None:
+        """The values of a key as it stands in the traffic log; None where it is none of these."""
+        try:
+            said = json.loads(key)
+        except ValueError:
+            return None
+        if not isinstance(said, list) or len(said) != len(self.shape.types):
+            return None
+        values = []
+        for value, kind in zip(said, self.shape.types, strict=True):
+            if kind == "bytes_val" and isinstance(value, str):
+                try:
+                    value = bytes.fromhex(value)
+                except ValueError:
+                    return None
+            elif type(value) not in _KINDS.get(kind, ()):
+                return None
+            limit = _LIMITS.get(kind)
+            if limit and not -limit <= value < limit:
+                return None
+            values.append(value)
+        return tuple(values)
+
+
+class Rehearsal:
+    """Reads entities of a deployment through its cache.
+
+    Args:
+        store: the Feast store.
+        runtime: of its cache.
+        groups: only these, or feature views of these names; all of them if empty.
+
+    Raises:
+        KeyError: a name is neither a group nor a feature view; the message says which there are.
+    """
+
+    def __init__(self, store: Any, runtime: Runtime, groups: Sequence[str] = ()) -> None:
+        self._runtime = runtime
+        runtime.policies.renew(store.registry, store.project, runtime.clock.now_ns())
+        self._tables: dict[str, list[Any]] = {}
+        self._kinds: dict[str, Warmable] = {}
+        found: dict[EntityShape, list[tuple[Any, Bound, int]]] = {}
+        names: set[str] = set()
+        for table in feature_views_of(store.registry, store.project):
+            group, bound = runtime.policies.bound(table)
+            names |= {group, table.name}
+            is_wanted = not groups or group in groups or table.name in groups
+            if not is_wanted or not bound.is_cached or not table.features:
+                continue
+            view, bound, _ = runtime.resolve(table)
+            shape = declared_shape(table)
+            found.setdefault(shape, []).append((table, bound, view.layout.fixed_end))
+        unknown = sorted(set(groups) - names)
+        if unknown:
+            raise KeyError(
+                f"there is no group and no feature view {unknown[0]!r}; there are: "
+                f"{', '.join(sorted(names))}"
+            )
+        # where views disagree about an entity's type, those of the most of them are read
+        for shape, tables in sorted(found.items(), key=lambda item: len(item[1])):
+            entity = ",".join(shape.join_keys)
+            self._tables[entity] = [table for table, _, _ in tables]
+            self._kinds[entity] = Warmable(
+                entity,
+                shape,
+                tuple(sorted(table.name for table, _, _ in tables)),
+                sum(size + _ROW_BYTES for _, _, size in tables),
+            )
+
+    @property
+    def kinds(self) -> Mapping[str, Warmable]:
+        """What can be kept warm, by the join keys of its entities."""
+        return self._kinds
+
+    def restricted(self, entity: str, views: Iterable[str]) -> Warmable | None:
+        """What of a kind is kept warm where only some views are read; None where nothing is."""
+        kind = self._kinds.get(entity)
+        read = set(views)
+        if kind is None:
+            return None
+        tables = [table for table in self._tables[entity] if table.name in read]
+        if not tables:
+            return None
+        self._tables[entity] = tables
+        sizes = [self._runtime.resolve(table)[0].layout.fixed_end for table in tables]
+        names = tuple(sorted(table.name for table in tables))
+        size = sum(sizes) + _ROW_BYTES * len(sizes)
+        made = self._kinds[entity] = Warmable(entity, kind.shape, names, size)
+        return made
+
+    def batches(self, entity: str, keys: Sequence[tuple[Any, ...]], most: int) -> list[Batch]:
+        """Entities in batches of at most so many reads."""
+        views = len(self._tables[entity])
+        step = max(1, most // views)
+        return [
+            Batch(entity, keys[at : at + step], len(keys[at : at + step]) * views)
+            for at in range(0, len(keys), step)
+        ]
+
+    def read(self, batch: Batch) -> None:
+        """Read a batch.
+
+        Raises:
+            Exception: whatever the source raised.
+        """
+        runtime = self._runtime
+        wants = []
+        for table in self._tables[batch.entity]:
+            view, bound, counters = runtime.resolve(table)
+            keys = [view.key(values) for values in batch.keys]
+            wants.append(Want(view, table, bound, counters, keys))
+        runtime.engine.read(wants, runtime.clock.now_ns(), is_rehearsed=True)
+
+    def reader(self) -> Callable[[Batch], None]:
+        """`read`, for a warmer."""
+        return self.read

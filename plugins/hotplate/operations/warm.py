@@ -1,0 +1,311 @@
+"""Keeping the hottest entities warm: what to read, by the traffic log, and reading it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+from feast.value_type import ValueType
+
+from hotplate.errors import ConfigError
+from hotplate.operations.entities import EntityReader
+from hotplate.operations.pace import Pace
+from hotplate.operations.rehearsal import Rehearsal, Warmable
+from hotplate.warming.selection import Chosen
+from hotplate.warming.traffic import key_of
+from hotplate.warming.warmer import Batch, Warmer, WarmingError, WarmingRate, WarmProgress
+
+__all__ = ["Coverage", "WarmPlan", "WarmState", "Warming", "listed", "plan_of"]
+
+_VERSION: Final = 1
+_PLAIN: Final = "["
+_TYPES: Final = {
+    "int64_val": ValueType.INT64,
+    "int32_val": ValueType.INT32,
+    "string_val": ValueType.STRING,
+    "unix_timestamp_val": ValueType.UNIX_TIMESTAMP,
+    "bytes_val": ValueType.BYTES,
+    "double_val": ValueType.DOUBLE,
+    "float_val": ValueType.FLOAT,
+    "bool_val": ValueType.BOOL,
+}
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of the reads of one kind of entity the hottest of them make.
+
+    Attributes:
+        kind: what is read for them.
+        logged: entities in the log.
+        reads: of them, as logged.
+        shares: float64 (entities,), share of the reads that the first 1, 2, ... make.
+        taken: how many are taken.
+        unusable: of these, how many have keys that are none of this kind, or are hashed and in no
+            list that was given.
+        uncounted: as `hotplate.warming.selection.Chosen`.
+    """
+
+    kind: Warmable
+    logged: int
+    reads: float
+    shares: npt.NDArray[np.float64]
+    taken: int
+    unusable: int
+    uncounted: float
+
+    @property
+    def share(self) -> float:
+        """What the taken ones make."""
+        return float(self.shares[self.taken - 1]) if self.taken else 0.0
+
+    def steps(
+        self, shares: Sequence[float] = (0.5, 0.8, 0.9, 0.95, 0.99)
+    ) -> list[tuple[float, int, int]]:
+        """(share of the reads, entities that make it, bytes of memory they take)."""
+        found = []
+        for share in shares:
+            count = int(np.searchsorted(self.shares, share - 1e-12)) + 1
+            if count <= len(self.shares):
+                found.append((share, count, count * self.kind.row_bytes))
+        return found
+
+
+@dataclass(frozen=True)
+class WarmPlan:
+    """What is to be read.
+
+    Attributes:
+        keys: join keys, with commas -> the values of entities, the hottest first.
+        views: join keys, with commas -> the views that are read for them.
+        coverage: how much that is, by join keys; empty for a plan that was kept.
+    """
+
+    keys: Mapping[str, Sequence[tuple[Any, ...]]]
+    views: Mapping[str, Sequence[str]]
+    coverage: Mapping[str, Coverage]
+
+    @property
+    def reads(self) -> int:
+        """Rows that are read at the most."""
+        return sum(len(keys) * len(self.views[entity]) for entity, keys in self.keys.items())
+
+
+def plan_of(
+    rehearsal: Rehearsal,
+    chosen: Mapping[str, Chosen],
+    project: str,
+    *,
+    top: int | None = None,
+    share: float | None = 0.9,
+    part: tuple[int, int] = (0, 1),
+    ids: Callable[[Warmable], Iterator[tuple[Any, ...]]] | None = None,
+) -> WarmPlan:
+    """What to read of what a traffic log names.
+
+    Args:
+        rehearsal: what can be kept warm.
+        chosen: the hottest entities.
+        project: the Feast project.
+        top: so many entities of each kind at the most.
+        share: of the reads that they should make.
+        part: which of how many warmers this is; each takes entities of its own.
+        ids: the entities that there are, for a log whose keys are hashed.
+    """
+    keys: dict[str, list[tuple[Any, ...]]] = {}
+    views: dict[str, Sequence[str]] = {}
+    coverage: dict[str, Coverage] = {}
+    which, of = part
+    for entity, one in chosen.items():
+        kind = rehearsal.restricted(entity, one.views)
+        if kind is None:
+            continue
+        count = one.first(most=top, share=share)
+        named = one.keys[:count]
+        known: Mapping[str, tuple[Any, ...]] = {}
+        if ids is not None and any(not key.startswith(_PLAIN) for key in named):
+            wanted = set(named)
+            hashed = ((key_of(v, project, has_ids=False), v) for v in ids(kind))
+            known = {key: values for key, values in hashed if key in wanted}
+        found = [known.get(key) or kind.values_of(key) for key in named]
+        mine = [
+            values
+            for key, values in zip(named, found, strict=True)
+            if values is not None and crc32(key.encode("utf-8", "surrogatepass")) % of == which
+        ]
+        if mine:
+            keys[entity], views[entity] = mine, kind.views
+        coverage[entity] = Coverage(
+            kind,
+            len(one.keys),
+            one.total,
+            one.coverage(),
+            count,
+            sum(values is None for values in found),
+            one.uncounted,
+        )
+    return WarmPlan(keys, views, coverage)
+
+
+def listed(files: Sequence[Path]) -> Callable[[Warmable], Iterator[tuple[Any, ...]]]:
+    """Makes what reads the entities of a kind from files, each a column a join key.
+
+    Raises:
+        EntityError: when read: a file cannot be used for that kind.
+    """
+
+    def of(kind: Warmable) -> Iterator[tuple[Any, ...]]:
+        names = kind.shape.join_keys
+        types = {name: _TYPES[held] for name, held in zip(names, kind.shape.types, strict=True)}
+        for chunk in EntityReader(types).chunks((), list(files))():
+            for row in chunk:
+                yield tuple(row[name] for name in names)
+
+    return of
+
+
+class WarmState:
+    """The files in which the warming of a project keeps what it reads, and how far it is.
+
+    Args:
+        folder: in which they lie.
+        project: the Feast project.
+    """
+
+    def __init__(self, folder: Path, project: str) -> None:
+        name = f"warm-{quote(project, safe='')}"
+        self._plan, self._done = folder / f"{name}.json", folder / f"{name}.done"
+
+    def keep(self, plan: WarmPlan, step: int) -> None:
+        """Keep a plan; nothing of it is done.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        body = {
+            "v": _VERSION,
+            "step": step,
+            "keys": {entity: [_text(key) for key in keys] for entity, keys in plan.keys.items()},
+            "views": {entity: list(views) for entity, views in plan.views.items()},
+        }
+        try:
+            self._plan.parent.mkdir(parents=True, exist_ok=True)
+            self._done.unlink(missing_ok=True)
+            new = self._plan.with_suffix(".new")
+            new.write_text(json.dumps(body), "utf-8")
+            new.replace(self._plan)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._plan.parent} cannot be written ({error.strerror}): name a folder with "
+                "--state FOLDER or the variable HOTPLATE_STATE"
+            ) from None
+
+    def note(self, batches: int) -> None:
+        """Keep how many batches are done."""
+        new = self._done.with_suffix(".new")
+        new.write_text(str(batches), "utf-8")
+        new.replace(self._done)
+
+    def load(self, rehearsal: Rehearsal) -> tuple[WarmPlan, int, int]:
+        """The plan that was kept, reads a batch, and how many batches are done.
+
+        Raises:
+            WarmingError: there is none.
+        """
+        try:
+            body = json.loads(self._plan.read_text("utf-8"))
+            if body["v"] != _VERSION:
+                raise ValueError
+            keys, views = {}, {}
+            for entity, texts in body["keys"].items():
+                kind = rehearsal.restricted(entity, body["views"][entity])
+                if kind is not None:
+                    found = [kind.values_of(text) for text in texts]
+                    keys[entity] = [values for values in found if values is not None]
+                    views[entity] = kind.views
+            step = int(body["step"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise WarmingError(
+                f"{self._plan.parent} holds no warming that could go on: begin one without --resume"
+            ) from error
+        try:
+            done = int(self._done.read_text("utf-8"))
+        except (OSError, ValueError):
+            done = 0
+        return WarmPlan(keys, views, {}), step, done
+
+    def remove(self) -> None:
+        """Nothing is left to go on with."""
+        self._plan.unlink(missing_ok=True)
+        self._done.unlink(missing_ok=True)
+
+
+def _text(values: tuple[Any, ...]) -> str:
+    return key_of(values, "", has_ids=True)
+
+
+class Warming:
+    """Reads what a plan names.
+
+    Args:
+        rehearsal: reads it.
+        rate: how fast.
+        suffers: whether whoever serves beside is slower than it should be.
+    """
+
+    def __init__(
+        self,
+        rehearsal: Rehearsal,
+        rate: WarmingRate,
+        suffers: Callable[[], bool] = lambda: False,
+        pace: Pace | None = None,
+        **clocks: Any,
+    ) -> None:
+        self._rehearsal = rehearsal
+        self._warmer = Warmer(rehearsal.reader(), rate, pace or Pace(1), suffers=suffers, **clocks)
+
+    @property
+    def step(self) -> int:
+        """Reads a batch, at the most."""
+        return min(200, self._warmer.most_in_batch())
+
+    def batches(self, plan: WarmPlan, step: int) -> list[Batch]:
+        """The batches of a plan: of every kind of entity the hottest first, in turns."""
+        by_kind = [
+            self._rehearsal.batches(entity, keys, step) for entity, keys in plan.keys.items()
+        ]
+        longest = max((len(one) for one in by_kind), default=0)
+        return [one[at] for at in range(longest) for one in by_kind if at < len(one)]
+
+    def run(
+        self,
+        plan: WarmPlan,
+        *,
+        state: WarmState | None = None,
+        step: int | None = None,
+        done: int = 0,
+    ) -> Iterator[WarmProgress]:
+        """Read a plan; yields after each batch.
+
+        Args:
+            plan: what.
+            state: where it is kept how far it is.
+            step: reads a batch; as many as suit the rate if left out.
+            done: batches that are done.
+
+        Raises:
+            WarmingError: the source failed too often.
+        """
+        for progress in self._warmer.run(self.batches(plan, step or self.step), done):
+            if state is not None:
+                state.note(progress.batches)
+            yield progress
+        if state is not None:
+            state.remove()
