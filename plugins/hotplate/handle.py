@@ -24,14 +24,15 @@ from hotplate.operations.findings import Finding
 from hotplate.operations.ingest import Ingested, Ingestion, tables_of
 from hotplate.operations.invalidate import Invalidation
 from hotplate.operations.purge import Limits, Progress, Purge
-from hotplate.operations.rehearsal import Rehearsal
 from hotplate.operations.seed import Seed, Seeded
 from hotplate.operations.warm import Warming, listed, plan_of
 from hotplate.outputs import InputSchema, Model, OutputCache, OutputError, OutputPolicy
 from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.entities import Target, as_columns
 from hotplate.serving.policies import feature_views_of, group_of, registry_state, resolve_all
+from hotplate.serving.preload import Preloaded
 from hotplate.serving.reader import MatrixReader
+from hotplate.serving.rehearsal import Rehearsal
 from hotplate.serving.runtime import Runtime
 from hotplate.stats import CacheStats, GroupCounters
 from hotplate.warming.selection import SelectionSpec, select
@@ -286,6 +287,20 @@ class Hotplate:
         views = feature_views_of(self._store.registry, self._store.project)
         purge = Purge(self.runtime, views, chosen_tables, position, limits or Limits(), file)
         return purge.run()
+
+    def preload(self, budget_s: float | None = None) -> Preloaded:
+        """Read what processes before this one held in memory, before the first request.
+
+        The feature server (`feast serve`) does it by itself. From then on this process writes down
+        what it holds, for the one after it.
+
+        Args:
+            budget_s: how long it may take, in seconds; `online_store.preload.budget` if left out.
+
+        Raises:
+            ConfigError: the deployment has no `online_store.preload`.
+        """
+        return self._online.preload(self._store.config, self._store, budget_s)
 
     def rehearsal(self, groups: Sequence[str] = ()) -> Rehearsal:
         """What reads entities through this process's cache without anybody having asked.

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from feast import Entity, FeatureService, FeatureView, RepoConfig
+from feast import Entity, FeatureService, FeatureStore, FeatureView, RepoConfig
 from feast.infra.infra_object import InfraObject
 from feast.infra.online_stores.online_store import OnlineStore
 from feast.infra.registry.base_registry import BaseRegistry
@@ -42,18 +42,20 @@ from hotplate.serving import feast_path
 from hotplate.serving.checks import check_apply
 from hotplate.serving.lookup import Request, fault_judged, prepare
 from hotplate.serving.outputs import output_policies
+from hotplate.serving.preload import Preloaded, Preloading
 from hotplate.serving.response import CachedResponse
 from hotplate.serving.runtime import Runtime
 from hotplate.serving.windows import is_computed
 from hotplate.settings import (
     BlobsConfig,
     MemoryConfig,
+    PreloadConfig,
     SharedConfig,
     TrafficConfig,
     WindowsConfig,
     check_store,
+    checked,
     store_class,
-    tidied,
 )
 
 __all__ = [
@@ -62,7 +64,6 @@ __all__ = [
     "CachedOnlineStoreConfig",
     "MemoryConfig",
     "SharedConfig",
-    "TrafficConfig",
     "WindowsConfig",
 ]
 
@@ -107,6 +108,9 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
     blobs: BlobsConfig | None = None
     """Where payloads of more than 1 MB lie: outputs of models, and what `hot.blobs` is given."""
 
+    preload: PreloadConfig | None = None
+    """What a serving process reads before it is ready; see `Hotplate.preload`."""
+
     traffic: TrafficConfig | None = None
     """Where a sample of what is read is logged, for warming; see `hotplate.warming.traffic`."""
 
@@ -122,21 +126,7 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, values: Any) -> Any:
-        # before pydantic does, which would print the value beside the key: it may be a password
-        unknown = sorted(set(values) - set(cls.model_fields)) if isinstance(values, dict) else []
-        if unknown:
-            raise ConfigError(
-                f"online_store: unknown settings {', '.join(unknown)}. Settings of the wrapped "
-                f"store belong under online_store.store; Hotplate's own are "
-                f"{', '.join(cls.model_fields)}."
-            )
-        if not isinstance(values, dict):
-            return values
-        if not isinstance(values.get("store"), dict):
-            raise ConfigError(
-                "online_store.store: must hold the store to keep warm, with its type and settings."
-            )
-        return tidied(values)
+        return checked(values, list(cls.model_fields))
 
     @field_validator("store")
     @classmethod
@@ -206,6 +196,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         self._runtime: Runtime | None = None
         self._clock: Clock = SYSTEM_CLOCK
         self._bound: dict[str, Runtime] = {}
+        self._preloading = Preloading()
 
     def __repr__(self) -> str:
         if self._runtime is None:
@@ -254,6 +245,13 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         # Feast decides by the store's class, and keeps what it decided: ask the wrapped store
         if self._runtime is not None:
             self._runtime.wrapped.store()._check_versioned_read_support(grouped_refs)
+
+    def preload(
+        self, config: RepoConfig, store: FeatureStore | None = None, budget_s: float | None = None
+    ) -> Preloaded:
+        """Read what processes before this one held in memory; see `Hotplate.preload`."""
+        runtime = self.runtime(config)
+        return self._preloading.run(runtime, store or FeatureStore(config=config), budget_s)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -566,13 +564,17 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             runtime.plans.clear()
 
     async def initialize(self, config: RepoConfig) -> None:
-        """The feature server starts: let the wrapped store prepare itself on this loop."""
+        """The feature server starts: let the wrapped store prepare itself on this loop, and read
+        what is to be warm before the first request, where the deployment says so."""
         store, inner = self._inner_async(config)
         await store.initialize(inner)
+        if config.online_store.preload is not None:
+            await asyncio.to_thread(self.preload, config)
 
     async def close(self) -> None:
         """The feature server stops: close the wrapped store; calling it again does nothing."""
         if self._runtime is not None:
+            await asyncio.to_thread(self._preloading.close)
             await asyncio.to_thread(self._runtime.close)
             await self._runtime.wrapped.close()
 

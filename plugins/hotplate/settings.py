@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from feast.importer import import_class
@@ -23,12 +23,13 @@ from hotplate.sizes import parse_bytes, parse_share
 __all__ = [
     "BlobsConfig",
     "MemoryConfig",
+    "PreloadConfig",
     "SharedConfig",
     "TrafficConfig",
     "WindowsConfig",
     "check_store",
+    "checked",
     "store_class",
-    "tidied",
 ]
 
 _EXAMPLES: Final = {
@@ -38,6 +39,7 @@ _EXAMPLES: Final = {
     "memory": "memory: {max_bytes: 512MB}",
     "shared": "shared: {connection_string: 'localhost:6379'}",
     "blobs": "blobs: {folder: /var/cache/hotplate}",
+    "preload": "preload: {folder: /var/lib/hotplate/preload, budget: 10s}",
     "traffic": "traffic: {folder: /var/lib/hotplate/traffic}",
     "windows": "windows: {connection_string: 'localhost:6379'}",
     "outputs": "outputs: {fraud: {ttl: 30s}}",
@@ -163,6 +165,32 @@ class TrafficConfig(FeastConfigBaseModel):  # type: ignore[misc]
         return _to_wait(value)
 
 
+class PreloadConfig(FeastConfigBaseModel):  # type: ignore[misc]
+    """A serving process that comes up warm: it reads what processes before it held in memory."""
+
+    folder: str
+    """Where processes write down what they hold; made if it is not there. Ids stand in it."""
+
+    budget: int = 10_000_000_000
+    """How long a process may read before it is ready (`"10s"`)."""
+
+    most: int = Field(default=100_000, gt=0)
+    """Rows that are read at the most."""
+
+    every: int = 60_000_000_000
+    """How often a process writes down what it holds (`"1m"`)."""
+
+    @field_validator("folder")
+    @classmethod
+    def _check_folder(cls, value: str) -> str:
+        return _absolute(value, "/var/lib/hotplate/preload")
+
+    @field_validator("budget", "every", mode="before")
+    @classmethod
+    def _read_duration(cls, value: object) -> int:
+        return _to_wait(value)
+
+
 class WindowsConfig(FeastConfigBaseModel):  # type: ignore[misc]
     """Where the event logs of windowed views are kept: the truth itself, not a copy of it."""
 
@@ -213,7 +241,30 @@ def _to_wait(value: object) -> int:
     return parsed
 
 
-def tidied(values: Mapping[str, Any]) -> dict[str, Any]:
+def checked(values: Any, known: Sequence[str]) -> Any:
+    """`online_store` as YAML gives it, tidied; what is no mapping is left to pydantic.
+
+    Raises:
+        ConfigError: a setting is unknown, or of the wrong kind. Pydantic would print the value
+            beside the key, and it may be a password.
+        PolicyError: a policy is malformed.
+    """
+    if not isinstance(values, dict):
+        return values
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"online_store: unknown settings {', '.join(unknown)}. Settings of the wrapped "
+            f"store belong under online_store.store; Hotplate's own are {', '.join(known)}."
+        )
+    if not isinstance(values.get("store"), dict):
+        raise ConfigError(
+            "online_store.store: must hold the store to keep warm, with its type and settings."
+        )
+    return _tidied(values)
+
+
+def _tidied(values: Mapping[str, Any]) -> dict[str, Any]:
     """`online_store` as YAML gives it, without keys that say nothing.
 
     Raises:

@@ -20,8 +20,8 @@ from click.testing import CliRunner, Result
 import hotplate
 from hotplate.cli import main
 from hotplate.embedded import EmbeddedServer
-from hotplate.operations.rehearsal import Rehearsal
 from hotplate.operations.warm import Warming, WarmState, plan_of
+from hotplate.serving.rehearsal import Rehearsal
 from hotplate.warming.selection import SelectionSpec, select
 from hotplate.warming.warmer import WarmingError, WarmingRate
 

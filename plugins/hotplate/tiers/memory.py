@@ -120,6 +120,10 @@ class MemoryTier:
         row = self._rows.lru.peek(key)
         return row if row is not None else self._absent.lru.peek(key)
 
+    def recent(self, most: int) -> list[Key]:
+        """Keys of rows, the most recently used first."""
+        return _snapshot(self._rows)[::-1][:most]
+
     def version(self, key: Key) -> int:
         """A number that every invalidation of the key changes: take it before the load."""
         return self._versions[hash(key) % _STRIPES]

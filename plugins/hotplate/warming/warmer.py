@@ -80,11 +80,13 @@ class Batch:
         entity: their join keys, with commas.
         keys: values of each.
         reads: rows that are read for them.
+        views: which; all of that kind of entity if empty.
     """
 
     entity: str
     keys: Sequence[tuple[object, ...]]
     reads: int
+    views: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from hotplate.core.request import Bound, Want
 from hotplate.keys import EntityShape
 from hotplate.serving.policies import feature_views_of
 from hotplate.serving.runtime import Runtime, declared_shape
+from hotplate.warming.hot_keys import HotKey
 from hotplate.warming.warmer import Batch
 
 __all__ = ["Rehearsal", "Warmable"]
@@ -147,6 +148,25 @@ class Rehearsal:
             for at in range(0, len(keys), step)
         ]
 
+    def named(self, keys: Sequence[HotKey], most: int) -> list[Batch]:
+        """Entities of views in batches of at most so many reads, in their order.
+
+        Each view gets batches of its own: what was hot of one need not be hot of another.
+        """
+        by_view: dict[tuple[str, str], list[tuple[int, tuple[Any, ...]]]] = {}
+        for place, key in enumerate(keys):
+            kind = self._kinds.get(key.entity)
+            values = None if kind is None else kind.values_of(key.key)
+            if values is not None and kind is not None and key.view in kind.views:
+                by_view.setdefault((key.entity, key.view), []).append((place, values))
+        found = []
+        for (entity, view), placed in by_view.items():
+            for at in range(0, len(placed), most):
+                some = placed[at : at + most]
+                batch = Batch(entity, [values for _, values in some], len(some), (view,))
+                found.append((some[0][0], batch))
+        return [batch for _, batch in sorted(found, key=lambda pair: pair[0])]
+
     def read(self, batch: Batch) -> None:
         """Read a batch.
 
@@ -156,6 +176,8 @@ class Rehearsal:
         runtime = self._runtime
         wants = []
         for table in self._tables[batch.entity]:
+            if batch.views and table.name not in batch.views:
+                continue
             view, bound, counters = runtime.resolve(table)
             keys = [view.key(values) for values in batch.keys]
             wants.append(Want(view, table, bound, counters, keys))

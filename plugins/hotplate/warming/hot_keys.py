@@ -1,0 +1,119 @@
+"""What a process held in memory, written down for the one that comes after it.
+
+A file a process: `hot-HOST-PID.parquet`, a row an entity of a view, the most recently used first.
+It names entities as they are, so only its owner may read it. Rows themselves are not kept: what
+was read before a process ended may have been changed since by whoever knew that it was gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+__all__ = ["HotKey", "HotKeyFiles"]
+
+_TEXT: Final = pa.dictionary(pa.int32(), pa.string())
+_SCHEMA: Final = pa.schema(
+    {"entity": _TEXT, "view": _TEXT, "key": pa.string()}, metadata={"hotplate.hot": "1"}
+)
+_FORGOTTEN_S: Final = 86_400.0
+_log = logging.getLogger("hotplate.warming")
+
+
+@dataclass(frozen=True, slots=True)
+class HotKey:
+    """An entity of a view.
+
+    Attributes:
+        entity: its join keys, with commas.
+        view: the feature view.
+        key: its values, as in the traffic log.
+    """
+
+    entity: str
+    view: str
+    key: str
+
+
+class HotKeyFiles:
+    """The files of one project.
+
+    Args:
+        folder: in which they lie; made when the first is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, keys: Iterable[HotKey]) -> bool:
+        """Write what this process holds; False where that cannot be, which is logged."""
+        path = self._folder / f"hot-{socket.gethostname()}-{os.getpid()}.parquet"
+        hidden = path.with_name(f".{path.name}.part")
+        held = list(keys)
+        columns = (
+            [one.entity for one in held],
+            [one.view for one in held],
+            [one.key for one in held],
+        )
+        arrays = [
+            pa.array(column, pa.string())
+            if not pa.types.is_dictionary(field.type)
+            else pa.array(column, pa.string()).dictionary_encode()
+            for column, field in zip(columns, _SCHEMA, strict=True)
+        ]
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                pq.write_table(
+                    pa.Table.from_arrays(arrays, schema=_SCHEMA), file, compression="zstd"
+                )
+            hidden.rename(path)
+            self._forget()
+        except OSError as error:
+            _log.warning("hot keys are not kept in %s: %s", self._folder, error.strerror or error)
+            return False
+        return True
+
+    def _forget(self) -> None:
+        """Remove what processes left behind that nobody has followed for a day."""
+        limit = time.time() - _FORGOTTEN_S
+        for path in self._folder.glob("hot-*.parquet"):
+            if path.stat().st_mtime < limit:
+                path.unlink(missing_ok=True)
+
+    def read(self, most: int) -> Sequence[HotKey]:
+        """What processes held, each once, the latest file first; what cannot be read is left out.
+
+        Args:
+            most: how many at the most.
+        """
+        found: dict[HotKey, None] = {}
+        for path in self._files():
+            try:
+                table = pq.read_table(path, columns=_SCHEMA.names)
+                columns = [table[name].to_pylist() for name in _SCHEMA.names]
+            except (pa.ArrowException, OSError, KeyError) as error:
+                said = " ".join(str(error).split())[:200]
+                _log.warning("%s is left out: %s", path, said)
+                continue
+            for entity, view, key in zip(*columns, strict=True):
+                if len(found) >= most:
+                    return list(found)
+                found.setdefault(HotKey(entity, view, key))
+        return list(found)
+
+    def _files(self) -> list[Path]:
+        try:
+            dated = [(path.stat().st_mtime_ns, path) for path in self._folder.glob("hot-*.parquet")]
+        except OSError:
+            return []
+        return [path for _, path in sorted(dated, reverse=True)]
