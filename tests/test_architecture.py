@@ -15,7 +15,7 @@ PACKAGE = ROOT / "plugins" / "hotplate"
 # room -> rooms it may import; a room is a subpackage or a module of the package
 PURE = {
     *("errors", "durations", "sizes", "clock", "policy", "cache_policy", "resolved", "loaders"),
-    *("keys", "codec", "contracts", "stats", "seldom", "forks"),
+    *("keys", "codec", "contracts", "stats", "seldom", "forks", "pace"),
 }
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(PURE, PURE),

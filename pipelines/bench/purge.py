@@ -67,7 +67,7 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 from feast import FeatureStore
 import hotplate
-from hotplate.operations.pace import giving_way
+from hotplate.pace import giving_way
 from hotplate.operations.purge import Limits
 store = FeatureStore(repo_path=sys.argv[1])
 rate, state = int(sys.argv[2]), Path(sys.argv[3])

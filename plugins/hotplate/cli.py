@@ -256,9 +256,9 @@ def purge(
     """
     from hotplate import of
     from hotplate.operations.cursors import CursorFile, state_folder
-    from hotplate.operations.pace import giving_way
     from hotplate.operations.purge import Limits
     from hotplate.operations.shown import PurgeReport, say_progress
+    from hotplate.pace import giving_way
 
     if sum((bool(groups), is_whole, resume)) != 1 and not (outdated and not groups and not resume):
         raise click.UsageError("name groups, or --all, or --outdated, or --resume")

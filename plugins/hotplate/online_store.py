@@ -50,6 +50,7 @@ from hotplate.settings import (
     BlobsConfig,
     MemoryConfig,
     PreloadConfig,
+    Rate,
     SharedConfig,
     TrafficConfig,
     WindowsConfig,
@@ -110,6 +111,9 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
     preload: PreloadConfig | None = None
     """What a serving process reads before it is ready; see `Hotplate.preload`."""
+
+    rewarm: Rate | None = None
+    """How many rows a second (`"500/s"`) are read again that were in memory and had to go."""
 
     traffic: TrafficConfig | None = None
     """Where a sample of what is read is logged, for warming; see `hotplate.warming.traffic`."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from feast.importer import import_class
 from feast.repo_config import (
@@ -13,7 +14,14 @@ from feast.repo_config import (
     FeastConfigBaseModel,
     get_online_config_from_type,
 )
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from hotplate.durations import NO_LIMIT_NS, parse_duration
 from hotplate.errors import ConfigError
@@ -24,6 +32,7 @@ __all__ = [
     "BlobsConfig",
     "MemoryConfig",
     "PreloadConfig",
+    "Rate",
     "SharedConfig",
     "TrafficConfig",
     "WindowsConfig",
@@ -44,6 +53,19 @@ _EXAMPLES: Final = {
     "windows": "windows: {connection_string: 'localhost:6379'}",
     "outputs": "outputs: {fraud: {ttl: 30s}}",
 }
+
+
+def _read_rate(value: object) -> object:
+    found = re.fullmatch(r"([1-9][0-9]*)/s", value) if isinstance(value, str) else None
+    if found is not None:
+        return int(found[1])
+    if type(value) is int and value > 0:
+        return value
+    raise ValueError(f"{value!r} is no rate: write '500/s'")
+
+
+Rate = Annotated[int, BeforeValidator(_read_rate)]
+"""So many a second: `"500/s"`."""
 
 
 class MemoryConfig(FeastConfigBaseModel):  # type: ignore[misc]

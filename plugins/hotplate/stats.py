@@ -27,6 +27,7 @@ __all__ = [
     "LoaderCounters",
     "LoaderStats",
     "PassedCounters",
+    "RewarmStats",
     "SharedStats",
     "TrafficStats",
 ]
@@ -383,6 +384,23 @@ class SharedStats:
 
 
 @dataclass(frozen=True)
+class RewarmStats:
+    """What was read again after it had to be forgotten, since the start.
+
+    Attributes:
+        read: rows.
+        dropped: rows that were not, because too many waited.
+        spared: rows that were not, because no request had asked for them in a while.
+        errors: of the source.
+    """
+
+    read: int
+    dropped: int
+    spared: int
+    errors: int
+
+
+@dataclass(frozen=True)
 class TrafficStats:
     """Counts of the traffic log since the start.
 
@@ -417,6 +435,7 @@ class CacheStats:
         shared: what the shared tier has seen; None where there is none.
         events: counts of each event view that this process wrote to.
         traffic: counts of the traffic log; None where there is none.
+        rewarm: what was read again after it was forgotten; None where that is off.
     """
 
     groups: Mapping[str, GroupStats]
@@ -430,6 +449,7 @@ class CacheStats:
     shared: SharedStats | None = None
     events: Mapping[str, EventStats] = field(default_factory=dict)
     traffic: TrafficStats | None = None
+    rewarm: RewarmStats | None = None
 
     def __str__(self) -> str:
         """A table of the groups, for people; `repr` has every count."""

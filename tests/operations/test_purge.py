@@ -30,8 +30,8 @@ from hotplate.errors import ServerError
 from hotplate.keys import EntityShape, ViewIdentity
 from hotplate.operations import purge as purge_module
 from hotplate.operations.cursors import CursorFile, Position, Selection
-from hotplate.operations.pace import Pace
 from hotplate.operations.purge import Limits
+from hotplate.pace import Pace
 from hotplate.servers.redis import RedisServer
 from hotplate.tiers.shared import SharedBounds, SharedTier
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotplate.operations.pace import Pace
+from hotplate.pace import Pace
 from hotplate.warming.warmer import Batch, Warmer, WarmingError, WarmingRate
 
 

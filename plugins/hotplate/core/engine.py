@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from hotplate.clock import Clock
 from hotplate.codec import is_absent, stamp_of
@@ -61,6 +61,16 @@ _HEARING_S: Final = 0.00001
 _HEARING_STEPS: Final = 16
 
 
+class Rewarm(Protocol):
+    """What reads again what had to be forgotten; see `hotplate.serving.rewarm`."""
+
+    def note_loaded(self, wants: Mapping[Key, Want]) -> None:
+        """A request loads rows."""
+
+    def note_forgotten(self, keys: Iterable[Key]) -> None:
+        """Rows were in memory, and had to go."""
+
+
 class Engine:
     """Answers reads from the memory tier and, for what is missing, from the source.
 
@@ -83,6 +93,7 @@ class Engine:
         on_read: Callable[[Sequence[Want]], None] | None = None,
     ) -> None:
         self._on_read = on_read
+        self.rewarm: Rewarm | None = None
         self.source = source
         self._shared = shared
         self.domain = domain
@@ -154,7 +165,8 @@ class Engine:
         """
         if self._on_read is not None and not is_rehearsed:
             self._on_read(wants)
-        return run(self._read(wants, now_ns, is_async=False), self.source)
+        steps = self._read(wants, now_ns, is_async=False, is_rehearsed=is_rehearsed)
+        return run(steps, self.source)
 
     async def read_async(self, wants: Sequence[Want], now_ns: int) -> Answer:
         """The same on the running event loop."""
@@ -162,7 +174,9 @@ class Engine:
             self._on_read(wants)
         return await run_async(self._read(wants, now_ns, is_async=True), self.source)
 
-    def _read(self, wants: Sequence[Want], now_ns: int, *, is_async: bool) -> Steps[Answer]:
+    def _read(
+        self, wants: Sequence[Want], now_ns: int, *, is_async: bool, is_rehearsed: bool = False
+    ) -> Steps[Answer]:
         reading = Reading(wants, now_ns, is_async=is_async)
         reading.flights_ended = self.flights.ended
         # all groups of a cache have one channel, and so one lease
@@ -173,6 +187,8 @@ class Engine:
             self._look(reading, want)
         while reading.missing:
             missing, reading.missing = reading.missing, {}
+            if self.rewarm is not None and not is_rehearsed:
+                self.rewarm.note_loaded(missing)
             if self._last_good.asked_again_ns:
                 self._last_good.stand_in(reading, missing)
             yield from self._load_missing(reading, missing)
@@ -450,15 +466,21 @@ class Engine:
     def forget_keys(self, keys: Sequence[Key]) -> int:
         """Never again serve what was read before for these keys; returns the rows dropped."""
         # in this order: a flight boarded in between finds no row in memory that it could hand on
-        dropped = self.memory.forget(keys)
+        gone: list[Key] | None = None if self.rewarm is None else []
+        dropped = self.memory.forget(keys, gone)
         self.flights.detach(keys)
+        if gone and self.rewarm is not None:
+            self.rewarm.note_forgotten(gone)
         return dropped
 
     def forget_tokens(self, tokens: frozenset[int]) -> int:
         """Drop every entry under these tokens; returns the rows dropped."""
-        dropped = self.memory.forget_tokens(tokens)
+        gone: list[Key] | None = None if self.rewarm is None else []
+        dropped = self.memory.forget_tokens(tokens, gone)
         self._counters_of_token.clear()
         self.flights.detach_tokens(tokens)
+        if gone and self.rewarm is not None:
+            self.rewarm.note_forgotten(gone)
         return dropped
 
     def restart_after_fork(self) -> None:

@@ -27,8 +27,8 @@ from typing import Any, Final
 from hotplate.errors import CommandRefused, ConfigError, ServerError
 from hotplate.keys import EntityShape
 from hotplate.operations.cursors import CursorFile, NodeCursor, Position
-from hotplate.operations.pace import Pace
 from hotplate.operations.scan import COUNT, Page, connect, pages, size_of
+from hotplate.pace import Pace
 from hotplate.servers.pool import Command, Pool
 from hotplate.servers.topology import Node, Topology
 from hotplate.serving.coherence import server_of

@@ -16,7 +16,7 @@ from feast.value_type import ValueType
 
 from hotplate.errors import ConfigError
 from hotplate.operations.entities import EntityReader
-from hotplate.operations.pace import Pace
+from hotplate.pace import Pace
 from hotplate.serving.rehearsal import Rehearsal, Warmable
 from hotplate.warming.selection import Chosen
 from hotplate.warming.traffic import key_of

@@ -32,6 +32,7 @@ from hotplate.serving.outputs import Outputs
 from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
 from hotplate.serving.policies import PolicyBook, feature_views_of
+from hotplate.serving.rewarm import Rewarmer
 from hotplate.serving.windows import (
     EventLogs,
     Log,
@@ -94,6 +95,11 @@ class Runtime:
             self.shared,
             None if self.traffic is None else self.traffic.note_some,
         )
+        self.rewarmer: Rewarmer | None = None
+        if settings.rewarm is not None:
+            self.rewarmer = self.engine.rewarm = Rewarmer(
+                self.engine, settings.rewarm, self.domain.view_of, self.resolve
+            )
         self.coherence = Coherence(
             self.project,
             self.domain,
@@ -484,6 +490,7 @@ class Runtime:
             shared=shared.stats() if (shared := self._shared.get("made")) else None,
             events=self.event_logs.stats(),
             traffic=None if self.traffic is None else self.traffic.stats(),
+            rewarm=None if self.rewarmer is None else self.rewarmer.stats(),
         )
 
 

@@ -208,8 +208,12 @@ class MemoryTier:
         shelf = self._rows if len(self._rows.lru) else self._absent
         self._account(shelf, *shelf.lru.popitem(), cause)
 
-    def forget(self, keys: Sequence[Key]) -> int:
+    def forget(self, keys: Sequence[Key], gone: list[Key] | None = None) -> int:
         """Drop keys and refuse the loads of them that are under way.
+
+        Args:
+            keys: which.
+            gone: those of them that had a row are put there, absent ones left out.
 
         Returns:
             How many rows were dropped.
@@ -223,10 +227,16 @@ class MemoryTier:
                     if row is not None:
                         self._account(shelf, key, row, None)
                         dropped += 1
+                        if gone is not None and shelf is self._rows:
+                            gone.append(key)
         return dropped
 
-    def forget_tokens(self, tokens: frozenset[int]) -> int:
+    def forget_tokens(self, tokens: frozenset[int], gone: list[Key] | None = None) -> int:
         """Drop every row whose key begins with one of these tokens.
+
+        Args:
+            tokens: which.
+            gone: their keys are put there, the least recently used first, absent ones left out.
 
         Returns:
             How many rows were dropped.
@@ -236,6 +246,8 @@ class MemoryTier:
             pass  # a fill that saw the tokens in use has ended; later ones see them retired
         for shelf in (self._rows, self._absent):
             doomed = [key for key in _snapshot(shelf) if token_of(key) in tokens]
+            if gone is not None and shelf is self._rows:
+                gone += doomed
             # nothing is added under a retired token, so the lock may be given up in between
             for start in range(0, len(doomed), _SWEEP_KEYS):
                 with self._lock:

@@ -109,7 +109,7 @@ class WarmProgress:
 
 
 class Pacer(Protocol):
-    """At most so many in any second; see `hotplate.operations.pace.Pace`."""
+    """At most so many in any second; see `hotplate.pace.Pace`."""
 
     limit: int
 
