@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -220,7 +221,10 @@ def train(
     "--wait", "wait_ms", type=click.FloatRange(0), default=5.0, help="For more of them, ms."
 )
 @click.option(
-    "--without", multiple=True, metavar="LAYER", help="features, windows, outputs or scorer."
+    "--without",
+    multiple=True,
+    metavar="LAYER",
+    help="features, windows, outputs, scorer, warming.",
 )
 @click.option("--restamp", is_flag=True, help="Take payments as made just now, as in a replay.")
 @click.option("--until-empty", is_flag=True, help="End when the stream has no more.")
@@ -255,7 +259,8 @@ def score(
         from pipelines.fraud.score import Job, ended_by_signals, shown
 
         work, console = _work(), Console(stderr=is_json)
-        layers = Layers.without(without)
+        # what is read in batches is not read again one by one
+        layers = replace(Layers.without(without), warming=False)
         with console.status("opening the store"):
             source, total = _source(work, stream, file, _part(part), ends=until_empty)
             store = work.open(layers)
@@ -355,7 +360,10 @@ def models() -> None:
 )
 @click.option("--deadline", type=click.FloatRange(0.01), default=2.0, help="Of a request, s.")
 @click.option(
-    "--without", multiple=True, metavar="LAYER", help="features, windows, outputs or scorer."
+    "--without",
+    multiple=True,
+    metavar="LAYER",
+    help="features, windows, outputs, scorer, warming.",
 )
 @click.option("--model", "version", help="Stay with a version; the current one if left out.")
 @click.option("--device", type=_DEVICE, default="auto")

@@ -39,6 +39,7 @@ __all__ = [
 APPROVE, REVIEW, DECLINE = DECISIONS = ("approve", "review", "decline")
 MODEL: Final = "fraud"
 """What `online_store.outputs` calls it."""
+_AHEAD_AT_ONCE: Final = 500
 _ID_INPUTS: Final = {"customer_id": "customer_ids", "terminal_id": "terminal_ids"}
 
 
@@ -102,12 +103,15 @@ class Layers:
         windows: rows of windowed views are.
         outputs: scores are.
         scorer: few rows are scored the faster way.
+        warming: features are read before they are asked for, when a process begins and when what
+            it held has changed.
     """
 
     features: bool = True
     windows: bool = True
     outputs: bool = True
     scorer: bool = True
+    warming: bool = True
 
     @classmethod
     def without(cls, names: Sequence[str]) -> Layers:
@@ -136,7 +140,12 @@ class Layers:
             said = {"*": never, **kept}
         if not self.windows:
             said |= dict.fromkeys(windowed, never)
-        return {"ttl_map": said} if said != online.get("ttl_map", {}) else {}
+        changed: dict[str, Any] = {}
+        if said != online.get("ttl_map", {}):
+            changed["ttl_map"] = said
+        if not self.warming:
+            changed["rewarm"] = None
+        return changed
 
 
 @dataclass(frozen=True)
@@ -254,6 +263,27 @@ class Decider:
             schema = InputSchema.of(*bundle.inputs)
             # another threshold is another decision, but the same score: it is no part of the key
             self.outputs = self._hot.outputs(MODEL, f"{bundle.version}:{bundle.digest}", schema)
+
+    def read_ahead(self, customer_ids: Sequence[int], terminal_ids: Sequence[int]) -> None:
+        """Read the features of entities before they are asked for.
+
+        Args:
+            customer_ids, terminal_ids: of each kind, each once, in any order.
+
+        Raises:
+            HotplateError: features cannot be read.
+        """
+        # one has more entities than the other: the last one of the shorter list goes on with them
+        count = max(len(customer_ids), len(terminal_ids))
+        if not customer_ids or not terminal_ids:
+            return
+        pairs = {
+            "customer_ids": [*customer_ids, *[customer_ids[-1]] * (count - len(customer_ids))],
+            "terminal_ids": [*terminal_ids, *[terminal_ids[-1]] * (count - len(terminal_ids))],
+        }
+        for at in range(0, count, _AHEAD_AT_ONCE):
+            upto = slice(at, at + _AHEAD_AT_ONCE)
+            self._reader.read({name: pairs[column][upto] for name, column in self._ids.items()})
 
     def decide(self, payments: Payments) -> Decided:
         """Decide payments, in one read of features and at most one call of the model.

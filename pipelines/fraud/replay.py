@@ -62,11 +62,12 @@ class Stage:
 
 
 STAGES: Final = (
-    Stage("no caches", Layers(features=False, windows=False, outputs=False, scorer=False)),
-    Stage("+ features", Layers(windows=False, outputs=False, scorer=False)),
-    Stage("+ windows", Layers(outputs=False, scorer=False)),
-    Stage("+ fast scorer", Layers(outputs=False)),
-    Stage("+ outputs", Layers()),
+    Stage("no caches", Layers(*[False] * 5)),
+    Stage("+ features", Layers(windows=False, outputs=False, scorer=False, warming=False)),
+    Stage("+ windows", Layers(outputs=False, scorer=False, warming=False)),
+    Stage("+ fast scorer", Layers(outputs=False, warming=False)),
+    Stage("+ outputs", Layers(warming=False)),
+    Stage("+ warming", Layers()),
 )
 
 
@@ -98,7 +99,8 @@ class StageFound:
         latency_ns: of deciding one payment.
         model_s: in the model, of all requests.
         cpu_s: of this process.
-        source_reads: rows that were read past the caches.
+        source_reads: rows that were read past the caches since the first request.
+        read_ahead: rows that were read before it.
         from_outputs: requests that the cache of outputs answered.
         different: scores that differ from those without caches.
         moved, stale, rounded: those of them that are explained, see the module.
@@ -112,6 +114,7 @@ class StageFound:
     model_s: float = 0.0
     cpu_s: float = 0.0
     source_reads: int = 0
+    read_ahead: int = 0
     from_outputs: int = 0
     different: int = 0
     moved: int = 0
@@ -216,6 +219,7 @@ class _Asked:
 
     def __init__(self, work: Work, device: str, stage: Stage) -> None:
         self.stage = stage
+        self.read_ahead = 0
         context = _context()
         self._pipe, other = context.Pipe()
         self._process = context.Process(
@@ -223,6 +227,15 @@ class _Asked:
         )
         self._process.start()
         other.close()
+
+    def ready(self) -> tuple[str, dict[str, float]]:
+        """Wait until it can answer; returns how it scores, and view -> bound of its age, s.
+
+        Raises:
+            RuntimeError: the process failed; the message is its own.
+        """
+        way, bounds_s, self.read_ahead = self.ask("ready")
+        return way, bounds_s
 
     def ask(self, what: Any) -> Any:
         """Send something and wait for the answer.
@@ -256,12 +269,15 @@ def _answer(pipe: Any, given: tuple[Any, ...], device: str, stage: Stage) -> Non
         bundle = work.model(store)
         scorer = scorer_of(bundle, device, is_fast=stage.layers.scorer)
         decider = Decider(store, bundle, scorer, stage.layers)
+        if stage.layers.warming:
+            decider.read_ahead(*work.recent())
+        ahead = _hits(store)
         while True:
             asked = pipe.recv()
             if asked == "ready":
-                pipe.send((scorer.way, _bounds_s(store)))
+                pipe.send((scorer.way, _bounds_s(store), _loads(store)))
             elif asked == "counts":
-                pipe.send((_loads(store), _hits(store), _families(decider)))
+                pipe.send((_loads(store), _since(ahead, _hits(store)), _families(decider)))
             else:
                 pipe.send(_ask(decider, asked))
     except EOFError:
@@ -312,7 +328,7 @@ class Replay:
         self._asked: list[_Asked] = []
         try:
             self._asked += [_Asked(work, device, stage) for stage in stages]
-            said = [one.ask("ready") for one in self._asked]
+            said = [one.ready() for one in self._asked]
         except BaseException:
             self.close()
             raise
@@ -372,7 +388,9 @@ class Replay:
             progress(len(block))
         for asked in self._asked:
             one = found[asked.stage.name]
-            one.source_reads, one.hits, one.families = asked.ask("counts")
+            loads, one.hits, one.families = asked.ask("counts")
+            one.read_ahead = asked.read_ahead
+            one.source_reads = loads - one.read_ahead
         return found
 
     def _ask(
@@ -453,6 +471,17 @@ def _loads(store: Any) -> int:
 def _hits(store: Any) -> dict[str, tuple[int, int]]:
     groups = hotplate.of(store).stats().groups
     return {name: (group.hits, group.reads) for name, group in groups.items() if group.reads}
+
+
+def _since(
+    before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    found = {}
+    for name, (hits, reads) in now.items():
+        hits_before, reads_before = before.get(name, (0, 0))
+        if reads > reads_before:
+            found[name] = hits - hits_before, reads - reads_before
+    return found
 
 
 def _families(decider: Decider) -> list[dict[str, Any]]:

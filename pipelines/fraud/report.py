@@ -73,6 +73,7 @@ class Report:
                 "model_us": one.model_s / one.requests * _MILLION,
                 "cpu_us": one.cpu_s / one.requests * _MILLION,
                 "source_reads": one.source_reads / one.requests,
+                "read_ahead": one.read_ahead,
                 "from_outputs": one.from_outputs / one.requests,
                 "different": one.different,
                 "moved": one.moved,
@@ -123,7 +124,8 @@ _PAGE: Final = Template("""\
 <div class="tiles">$tiles</div>
 <section><h2>In numbers</h2>$numbers
 <p class="soft">Each line adds a layer to the one above. <i>Source reads</i> are rows asked past the
-caches, the windows' logs included. <i>CPU</i> is that of the scoring process.</p></section>
+caches since the first request, the windows' logs and what is read again on the side included.
+<i>CPU</i> is that of answering. $ahead</p></section>
 $plots
 <section><h2>Are the scores the same?</h2>$same</section>
 <section><h2>Hit rates</h2>$hits</section>
@@ -149,6 +151,7 @@ def _page(report: Report, said: Mapping[str, Any], made_at: str) -> str:
         subtitle=made_with(made_at, said["machine"]),
         tiles=tiles_of(tiles),
         numbers=_numbers(report, numbers),
+        ahead=_ahead(numbers),
         plots=_plots(report, numbers),
         same=_same(numbers),
         hits=_hits(last),
@@ -171,6 +174,17 @@ def _numbers(report: Report, numbers: Mapping[str, Mapping[str, Any]]) -> str:
             row.append(f"{found:,.0f}/s" if found else "")
         rows.append(row)
     return table(header, rows)
+
+
+def _ahead(numbers: Mapping[str, Mapping[str, Any]]) -> str:
+    name, last = list(numbers.items())[-1]
+    if not last["read_ahead"]:
+        return ""
+    return escape(
+        f"Before its first request the stage {name!r} had read {count(last['read_ahead'])} rows, "
+        "those of the cards and terminals of the latest payments, in batches: as a process does "
+        "when it begins."
+    )
 
 
 def _same(numbers: Mapping[str, Mapping[str, Any]]) -> str:

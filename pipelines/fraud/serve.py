@@ -151,6 +151,8 @@ def served(
         ) as live,
     ):
         say(f"model {live.version}; {live().way}")
+        if how.layers.warming:
+            live().read_ahead(*work.recent())
         telemetry = Telemetry(
             lambda: len(batches), lambda: live.version, lambda: bool(live.refused)
         )

@@ -148,10 +148,18 @@ class Work:
     def open(self, layers: Layers | None = None) -> FeatureStore:
         """The store, with some layers off."""
         store = self.repo.open_cached()
-        if layers is None or (layers.features and layers.windows):
+        if layers is None or (layers.features and layers.windows and layers.warming):
             return store
         windowed = self.views(store, windowed=True)
         return self.repo.open_cached(layers.settings(self.repo.online, windowed))
+
+    def recent(self, most: int = 20_000) -> tuple[list[int], list[int]]:
+        """The cards and the terminals of the latest payments, those of the latest first."""
+        path = self.folder / "data" / "payments.parquet"
+        if not path.is_file():
+            return [], []
+        rows = pd.read_parquet(path, columns=["customer_id", "terminal_id"]).tail(most).iloc[::-1]
+        return rows["customer_id"].unique().tolist(), rows["terminal_id"].unique().tolist()
 
     def model(self, store: FeatureStore, version: str | None = None) -> Bundle:
         """A version of the model, the current one if left out, checked against the store.

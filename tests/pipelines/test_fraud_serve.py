@@ -60,7 +60,8 @@ def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> Work:
 def work(models: Work, tmp_path: Path) -> Work:
     """The same, with a database of its own."""
     made = cast(Any, SimpleNamespace(**vars(models)))
-    made.open, made.database = models.open, f"sqlite:///{tmp_path / 'decisions.db'}"
+    made.open, made.recent = models.open, models.recent
+    made.database = f"sqlite:///{tmp_path / 'decisions.db'}"
     return cast(Work, made)
 
 

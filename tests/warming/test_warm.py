@@ -88,6 +88,8 @@ def test_what_is_warmed_is_there_when_it_is_asked_for(logged: Callable[..., Repo
     assert log.stats().logged == 6, "what nobody asked for is no traffic"
     list(Warming(rehearsal, FAST).run(made))
     assert loads(cold)["profile"] == 6, "what is there is not read again"
+    group = hotplate.of(cold).stats().groups["profile"]
+    assert (group.hits, group.reads) == (5, 6), "the hit rate is that of who asks"
 
 
 def test_coverage_is_what_the_choice_costs(logged: Callable[..., Repo]) -> None:

@@ -94,6 +94,7 @@ class Engine:
     ) -> None:
         self._on_read = on_read
         self.rewarm: Rewarm | None = None
+        self._rehearsed = GroupCounters("")
         self.source = source
         self._shared = shared
         self.domain = domain
@@ -177,7 +178,7 @@ class Engine:
     def _read(
         self, wants: Sequence[Want], now_ns: int, *, is_async: bool, is_rehearsed: bool = False
     ) -> Steps[Answer]:
-        reading = Reading(wants, now_ns, is_async=is_async)
+        reading = Reading(wants, now_ns, is_async=is_async, is_rehearsed=is_rehearsed)
         reading.flights_ended = self.flights.ended
         # all groups of a cache have one channel, and so one lease
         lease = next((one.bound.lease for one in wants if one.bound.lease.unheard[0]), None)
@@ -212,7 +213,9 @@ class Engine:
 
     def _look(self, reading: Reading, want: Want) -> None:
         """Find a want's keys in memory; note what is missing and what is due for a refresh."""
-        bound, counters, found = want.bound, want.counters, reading.answer_of
+        bound, found = want.bound, reading.answer_of
+        # a hit rate is that of who asks
+        counters = self._rehearsed if reading.is_rehearsed else want.counters
         if not bound.is_cached:
             for key in want.keys:
                 counters.misses_never += 1

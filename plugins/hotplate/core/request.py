@@ -131,6 +131,7 @@ class Reading:
         "flights_ended",
         "is_async",
         "is_refresh",
+        "is_rehearsed",
         "loaded",
         "missing",
         "now_ns",
@@ -146,10 +147,12 @@ class Reading:
         *,
         is_async: bool = False,
         is_refresh: bool = False,
+        is_rehearsed: bool = False,
     ) -> None:
         self.wants = wants
         self.is_async = is_async
         self.is_refresh = is_refresh
+        self.is_rehearsed = is_rehearsed
         self.began_ns = now_ns
         self.flights_ended = 0
         self.now_ns = now_ns

@@ -33,7 +33,7 @@ from pipelines.fraud.work import SERVICE
 from ...stores import await_
 from .conftest import REPO, World
 
-ALL_OFF = Layers.without(["features", "windows", "outputs", "scorer"])
+ALL_OFF = Layers.without(["features", "windows", "outputs", "scorer", "warming"])
 
 
 @pytest.fixture

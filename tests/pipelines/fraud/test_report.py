@@ -33,7 +33,7 @@ Replayed = tuple[Replay, dict[str, StageFound], float, ReplaySpec]
 
 def test_no_score_is_wrong_and_layers_save_work(replayed: Replayed) -> None:
     _, found, top_share, _ = replayed
-    bare, cached = found["no caches"], found["+ outputs"]
+    bare, cached = found["no caches"], found["+ warming"]
     assert (bare.requests, cached.requests) == (320, 160), "the first stage is asked twice"
     assert cached.wrong == 0
     assert bare.source_reads / bare.requests == 7
@@ -67,7 +67,7 @@ def test_a_wrong_score_is_found(replayed: Replayed) -> None:
         found = StageFound()
         answer = Answer(0.5, "approve", layer, served, ages)
         bare = [Answer(0.25, "approve", "off", one, ages) for one in (before, after)]
-        replay._compare([bare[0]], [bare[1]], {1: [answer]}, {"+ outputs": found})
+        replay._compare([bare[0]], [bare[1]], {1: [answer]}, {"+ warming": found})
         assert found.different == 1
         words = ("moved", "stale", "rounded", "wrong")
         return next(word for word in words if getattr(found, word))
@@ -85,7 +85,7 @@ def test_a_wrong_score_is_found(replayed: Replayed) -> None:
 def test_the_page_needs_no_network(replayed: Replayed, tmp_path: Path) -> None:
     replay, found, top_share, spec = replayed
     report = Report(
-        found, replay.bundle, spec, top_share, Prices(), "redis", "a <way>", {"+ outputs": 5_000.0}
+        found, replay.bundle, spec, top_share, Prices(), "redis", "a <way>", {"+ warming": 5_000.0}
     )
     html, numbers = write(tmp_path / "out", report)
     text = html.read_text("utf-8")
@@ -96,7 +96,7 @@ def test_the_page_needs_no_network(replayed: Replayed, tmp_path: Path) -> None:
     assert "a &lt;way&gt;" in text
     said = json.loads(numbers.read_text("utf-8"))
     assert set(said["stages"]) == {stage.name for stage in STAGES_OF_TEST}
-    assert said["stages"]["+ outputs"]["wrong"] == 0
+    assert said["stages"]["+ warming"]["wrong"] == 0
     assert said["model"]["version"] == replay.bundle.version
 
 
