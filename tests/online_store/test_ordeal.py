@@ -22,6 +22,7 @@ SECONDS = EXAMPLES * 0.2
 SEED = int(os.environ.get("HOTPLATE_SEED", "0")) or time.time_ns()
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("over", ["sqlite", "redis"])
 def test_one_fault_after_the_other(tmp_path: Path, nursery: Nursery, over: str) -> None:

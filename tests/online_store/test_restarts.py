@@ -106,6 +106,7 @@ def test_a_replica_that_had_not_heard_of_it(tmp_path: Path, own_server: Embedded
         shares(fleet, shared=at)
 
 
+@pytest.mark.heavy
 def test_a_primary_that_was_a_replica_in_between(
     tmp_path: Path, own_server: EmbeddedServer
 ) -> None:

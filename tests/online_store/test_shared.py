@@ -599,6 +599,7 @@ print(count[0], flush=True)
 """
 
 
+@pytest.mark.heavy
 def test_one_load_across_processes(tmp_path: Path, redis: EmbeddedServer) -> None:
     """3 processes of 16 threads on 40 cold keys ask the source 40 times."""
     users = list(range(40))

@@ -14,6 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import hotplate
 from hotplate.embedded import EmbeddedServer
 from pipelines.lab.waiting import wait_until
@@ -38,6 +40,7 @@ def app(environ, start):
 """
 
 
+@pytest.mark.heavy
 def test_forked_workers_of_gunicorn_start_clean(tmp_path: Path, redis: EmbeddedServer) -> None:
     """Preloaded and used before the fork: each worker has a channel and connections of its own."""
     with opened(tmp_path / "repo", redis.connection_string) as repo:
@@ -117,6 +120,7 @@ def answer_of(url: str, process: subprocess.Popen[bytes], body: Any = None) -> A
         return None
 
 
+@pytest.mark.heavy
 def test_a_push_through_one_worker_is_seen_by_the_other(
     tmp_path: Path, redis: EmbeddedServer
 ) -> None:

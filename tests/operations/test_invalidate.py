@@ -73,6 +73,7 @@ def repo(tmp_path: Path, redis: EmbeddedServer) -> Iterator[Repo]:
     made.cache.runtime.close()
 
 
+@pytest.mark.heavy
 def test_other_processes_forget_what_is_named(tmp_path: Path, shared: dict[str, Any]) -> None:
     """Out of the shared tier and of the memory of a process that listens; nothing else."""
     repo = shop(tmp_path, shared, EVENT)
@@ -121,6 +122,7 @@ def test_nobody_to_ask(repo: Repo) -> None:
     assert tiers(another_cache(repo), USERS) == [Tier.SHARED] * 5
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("y\n", 0)])
 def test_somebody_to_ask(repo: Repo, answer: str, code: int) -> None:
     """On a terminal it asks."""
@@ -362,6 +364,7 @@ def test_views_that_declare_a_key_differently(repo: Repo) -> None:
         hotplate.of(another_cache(repo)).invalidation("both").reader()
 
 
+@pytest.mark.heavy
 def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path) -> None:
     """What is held does not grow with the file."""
     path = tmp_path / "ids.csv"

@@ -193,6 +193,7 @@ def test_every_version_of_a_view(tmp_path: Path, redis: EmbeddedServer) -> None:
     assert list(cache.purge(["v"], limits=FAST, state=state))[-1].removed == 2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("anywhere", ["redis", "redis_cluster"], indirect=True)
 def test_processes_that_listen_forget_it_too(anywhere: Deployment) -> None:
     """The memory of another process is emptied of exactly those rows."""
@@ -343,6 +344,7 @@ main()
 """
 
 
+@pytest.mark.heavy
 def test_ctrl_c_stops_it_and_says_how_to_go_on(here: Deployment) -> None:
     """At once, with what was removed; and it does go on."""
     here.fill()

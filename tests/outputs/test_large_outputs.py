@@ -584,6 +584,7 @@ print(json.dumps([why, outputs.stats()["blob not kept"]]))
 """
 
 
+@pytest.mark.heavy
 def test_a_full_disk_keeps_nothing(tmp_path: Path) -> None:
     """The first half of a file is written, then the system refuses: nothing is kept or left."""
     why, refused = ran(FULL, tmp_path)
@@ -689,6 +690,7 @@ def real_fleet(folder: Path, address: str, *, is_made: bool = True) -> LargeFlee
     return made
 
 
+@pytest.mark.heavy
 def test_a_restarted_process_begins_warm(
     tmp_path: Path, server: EmbeddedServer, client: Any
 ) -> None:
@@ -722,6 +724,7 @@ print(json.dumps([right, wrong, tier.stats().rejected]))
 """
 
 
+@pytest.mark.heavy
 def test_processes_that_write_the_same_output_do_not_disturb_each_other(tmp_path: Path) -> None:
     """While it is removed again and again: what is found is whole."""
     made = [started(WRITERS, tmp_path, number) for number in range(3)]

@@ -341,6 +341,7 @@ def served(tmp_path: Path, redis: EmbeddedServer) -> Iterator[Repo]:
     repo.cache.runtime.close()
 
 
+@pytest.mark.heavy
 def test_a_write_of_another_process_ends_outputs_here(served: Repo, redis: EmbeddedServer) -> None:
     outputs = model(served)
 

@@ -632,6 +632,7 @@ def asked_until_it_dies(url: str, name: str, answers: dict[str, Any], begun: lis
         answers[transaction_id] = found
 
 
+@pytest.mark.heavy
 def test_a_killed_process_loses_and_repeats_nothing_and_a_terminated_one_answers_first(
     world: World, tmp_path: Path, programs: Programs
 ) -> None:

@@ -96,6 +96,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     )
 
 
+@pytest.mark.heavy
 def test_every_answer_equals_bare_feasts(run: Run) -> None:
     """With all writes going through Feast, every answer and every score is the bare one."""
     answers = run.results["answers"]

@@ -173,6 +173,7 @@ for patience in (0.05, 0.1, 0.15, 0.2, 60):
 """
 
 
+@pytest.mark.heavy
 def test_a_killed_run_goes_on_where_it_was(repo: TrainingRepo, whole: pd.DataFrame) -> None:
     """SIGKILL at no particular moment, several times, until it is through."""
     target = repo.folder / "killed.parquet"

@@ -35,7 +35,7 @@ if shutil.which("java") is None:
 
 
 # Feast calls its Spark store experimental whenever one of its objects is made
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.heavy]
 
 
 @pytest.fixture(scope="module")

@@ -192,6 +192,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("end", ["exits", "killed"])
 def test_a_restarted_server_is_warm(shop: Callable[..., Repo], tmp_path: Path, end: str) -> None:
     """As the feature server starts and ends: by itself, or killed, with what it wrote down last."""

@@ -91,6 +91,7 @@ def some_payments(chance: random.Random, shop: Following, count: int) -> list[Pa
     return made
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["redis", "valkey", "redis_cluster"])
 def test_killed_consumers_lose_and_repeat_nothing(
     request: pytest.FixtureRequest,

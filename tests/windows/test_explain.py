@@ -170,6 +170,7 @@ def hot(folder: Path, *words: str) -> Result:
     return CliRunner().invoke(main, ["windows", *words, "-c", str(folder)])
 
 
+@pytest.mark.heavy
 def test_a_repo_is_applied_seeded_explained_and_backfilled(folder: Path) -> None:
     """From the command line alone, and a read agrees with what is said."""
     listed = feast(folder, "feature-views", "list")

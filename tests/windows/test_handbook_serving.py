@@ -267,6 +267,7 @@ def trained(sample: Sample, book: Book, served: pd.DataFrame) -> pd.DataFrame:
     return book.history(sample.published)
 
 
+@pytest.mark.heavy
 def test_training_gets_what_was_served(
     sample: Sample, served: pd.DataFrame, trained: pd.DataFrame
 ) -> None:

@@ -31,7 +31,7 @@ if shutil.which("java") is None:
     pytest.skip("Spark needs Java 17, and there is none", allow_module_level=True)
 
 # Feast calls its Spark store experimental whenever one of its objects is made
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.heavy]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ RAW = DATA / "transactions" / "fdh_transactions.parquet"
 SAID = DATA / "xgboost" / "fdh_baseline" / "meta.json"
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not RAW.is_file(), reason=f"the Handbook's transactions are not at {RAW}")
 def test_the_published_numbers() -> None:
     pytest.importorskip("xgboost", reason="XGBoost is not installed")

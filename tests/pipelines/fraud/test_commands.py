@@ -41,6 +41,7 @@ def one_line(found: Result) -> str:
     return line
 
 
+@pytest.mark.heavy
 def test_step_by_step(run: Run) -> None:
     folder: Path = run.folder  # type: ignore[attr-defined]
     assert "run `python -m pipelines.fraud simulate`" in one_line(run("features", fails=1))
@@ -110,6 +111,7 @@ def test_a_gpu_that_is_not_there_is_refused_by_name(run: Run) -> None:
     assert "no GPU" in one_line(run("train", "--device", "cuda", fails=1))
 
 
+@pytest.mark.heavy
 def test_a_server_that_is_not_there_is_said(run: Run) -> None:
     folder: Path = run.folder  # type: ignore[attr-defined]
     if not (folder / "registry.db").exists():

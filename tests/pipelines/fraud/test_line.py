@@ -289,6 +289,7 @@ print("end", flush=True)
 """
 
 
+@pytest.mark.heavy
 def test_a_job_that_is_killed_neither_loses_nor_repeats(
     fresh: Callable[[], World], tmp_path: Path
 ) -> None:
@@ -345,6 +346,7 @@ def test_events_of_a_batch_that_was_committed_are_not_lost(
     assert recorded(world) == 12
 
 
+@pytest.mark.heavy
 def test_a_server_that_is_away_delays(fresh: Callable[[], World], ledger: Ledger) -> None:
     world = fresh()
     said: list[str] = []

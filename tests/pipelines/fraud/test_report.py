@@ -31,6 +31,7 @@ def replayed(world: World) -> tuple[Replay, dict[str, StageFound], float, Replay
 Replayed = tuple[Replay, dict[str, StageFound], float, ReplaySpec]
 
 
+@pytest.mark.heavy
 def test_no_score_is_wrong_and_layers_save_work(replayed: Replayed) -> None:
     _, found, top_share, _ = replayed
     bare, cached = found["no caches"], found["+ warming"]
@@ -44,6 +45,7 @@ def test_no_score_is_wrong_and_layers_save_work(replayed: Replayed) -> None:
     assert 0 < top_share < 1
 
 
+@pytest.mark.heavy
 def test_a_wrong_score_is_found(replayed: Replayed) -> None:
     replay, _, _, _ = replayed
     names = list(replay.bundle.inputs)
@@ -82,6 +84,7 @@ def test_a_wrong_score_is_found(replayed: Replayed) -> None:
     assert judged({"customer_mean_amount": 3, "card_count_1d": 3}) == "wrong"
 
 
+@pytest.mark.heavy
 def test_the_page_needs_no_network(replayed: Replayed, tmp_path: Path) -> None:
     replay, found, top_share, spec = replayed
     report = Report(
@@ -100,6 +103,7 @@ def test_the_page_needs_no_network(replayed: Replayed, tmp_path: Path) -> None:
     assert said["model"]["version"] == replay.bundle.version
 
 
+@pytest.mark.heavy
 def test_a_stage_that_fails_is_named(fresh: Callable[[], World]) -> None:
     world = fresh()
     model = world.work.models.folder / world.bundle.version / "model.ubj"
