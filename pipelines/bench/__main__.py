@@ -26,6 +26,7 @@ from pipelines.bench.purge import purge
 from pipelines.bench.scorer import scorer
 from pipelines.bench.serving import serving
 from pipelines.bench.shop import open_shop
+from pipelines.bench.warming import warming
 from pipelines.bench.windowed import windowed
 from pipelines.bench.writes import large_writes
 
@@ -68,7 +69,7 @@ def main(
     is_short = trace_limit is not None
     cases = [case for case in CASES if only in case.__name__]
     with Progress(console=console, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task("starting the server, writing entities", total=len(cases) + 11)
+        task = progress.add_task("starting the server, writing entities", total=len(cases) + 12)
         with open_shop(entities) as shop:
             for case in cases:
                 progress.update(task, description=(case.__doc__ or "").strip().splitlines()[0])
@@ -117,6 +118,10 @@ def main(
         if only in "windowed":
             progress.update(task, description="windows against plain rows of as many features")
             lines += windowed(rounds, is_short=is_short)
+        progress.advance(task)
+        if only in "warming":
+            progress.update(task, description=(warming.__doc__ or "").strip().splitlines()[0])
+            lines += warming(data, rounds, is_short=is_short)
         progress.advance(task)
     found["seconds"] = f"{time.monotonic() - began:.0f}"
     _print(console, lines)

@@ -1,0 +1,309 @@
+"""How soon a restarted process is warm, what warming costs live reads, and what it finds in a log.
+
+Requests follow a recorded access trace (Twitter's cluster 52) where it is there, else a Zipf law of
+its exponent. The restart: one process reads the first half of them and ends; another reads the
+second half, cold or preloaded, at the speed of the machine; the time of the preload counts. It is
+back when, of the last 1,000 requests, no more missed than in steady state and two points.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from feast import FeatureStore
+
+import hotplate
+from hotplate.embedded import EmbeddedServer
+from hotplate.warming.selection import SelectionSpec, select
+from hotplate.warming.traffic import SCHEMA
+from pipelines.bench.children import started
+from pipelines.bench.line import Line
+from pipelines.bench.measure import Spread, percentile
+from pipelines.bench.place import VIEWS, Place, features_of, rows_of, write
+
+__all__ = ["warming"]
+
+_TRACE: Final = "twitter_cluster52_2m.parquet"
+_SKEW: Final = 0.98
+_WINDOW: Final = 1_000
+_TWO_POINTS: Final = 0.02
+_LIVE: Final = 1_500
+_HOUR_US: Final = 3_600_000_000
+_FEATURES: Final = features_of()
+Ids = npt.NDArray[np.int64]
+
+
+def warming(data: Path, rounds: int, *, is_short: bool = False) -> list[Line]:
+    """Restarts with and without preloading, live reads beside a warmer, selection from logs."""
+    entities, requests = (2_000, 12_000) if is_short else (20_000, 240_000)
+    ids, origin = _ids(data, entities, requests)
+    with _place(entities) as place:
+        lines = [
+            _restart(place, ids, origin, 1 if is_short else min(rounds, 3)),
+            _beside(place, entities, 2 if is_short else rounds),
+        ]
+    lines.append(_selection(200_000 if is_short else 5_000_000, rounds=1 if is_short else 3))
+    return lines + _foretold(data, limit=100_000 if is_short else None)
+
+
+def _ids(data: Path, entities: int, requests: int) -> tuple[Ids, str]:
+    path = data / _TRACE
+    if path.is_file():
+        found = pq.read_table(path, columns=["key_id"])["key_id"].to_numpy()[: 10 * requests]
+        kept = found[found < entities][:requests]
+        return kept.astype(np.int64), "trace"
+    rng = np.random.default_rng(0)
+    weight = np.arange(1, entities + 1, dtype=np.float64) ** -_SKEW
+    return rng.choice(entities, size=requests, p=weight / weight.sum()), "Zipf"
+
+
+@contextmanager
+def _place(entities: int) -> Iterator[Place]:
+    with (
+        EmbeddedServer.start() as server,
+        tempfile.TemporaryDirectory(prefix="hotplate-warming-") as folder,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        place = Place(server, Path(folder))
+        store = place.open("warming", {"type": "redis", **place.address}, None)
+        for view in range(VIEWS):
+            for start in range(0, entities, 2_000):
+                rows = rows_of(view, range(start, min(start + 2_000, entities)), 1.0)
+                write(store, view, rows)
+        yield place
+
+
+def _open(place: Place, **settings: Any) -> FeatureStore:
+    return place.open(
+        "warming-hot",
+        {"type": "redis", **place.address},
+        {"ttl_map": {"default": {"ttl": "1h", "jitter": 0}}, **settings},
+    )
+
+
+# -- a restart ------------------------------------------------------------------------------------
+
+
+def _restart(place: Place, ids: Ids, origin: str, rounds: int) -> Line:
+    half = len(ids) // 2
+    cold_s: list[float] = []
+    warm_s: list[float] = []
+    ratios = []
+    for turn in range(rounds):
+        preload = {"folder": str(place.folder / f"preload-{turn}"), "budget": "1m"}
+        first = _open(place, preload=preload)
+        hotplate.of(first).preload()
+        misses = _read(first, ids[:half])
+        steady = sum(misses[-half // 4 :]) / (half // 4)
+        asyncio.run(first._get_provider().online_store.close())
+        for taken, is_warm in ((cold_s, False), (warm_s, True)):
+            store = _open(place, preload=preload)
+            store.get_online_features(_FEATURES, [{"user_id": int(ids[0])}]).to_dict()
+            began_s = time.perf_counter()
+            if is_warm:
+                hotplate.of(store).preload()
+            _read(store, ids[half:], until=steady + _TWO_POINTS)
+            taken.append(time.perf_counter() - began_s)
+        ratios.append(cold_s[-1] / warm_s[-1])
+    found = Spread.of(ratios)
+    return Line(
+        f"warming: a restart until it is back within 2 points, {origin}, cold against preloaded",
+        f"{found.median:.1f} x sooner",
+        f"{found.low:.1f} to {found.high:.1f}",
+        ">= 10 x",
+        found.median >= 10,
+        f"{statistics.median(cold_s):.2f} s against {statistics.median(warm_s):.2f} s",
+    )
+
+
+def _read(store: FeatureStore, ids: Ids, until: float | None = None) -> list[bool]:
+    """Ask for one entity after the other; returns which missed. Ends where few enough do."""
+    groups = hotplate.of(store).runtime.engine.group_counters
+    counters = None
+    missed: list[bool] = []
+    recent: deque[bool] = deque(maxlen=_WINDOW)
+    for user in ids.tolist():
+        before = counters.loads if counters is not None else -1
+        store.get_online_features(_FEATURES, [{"user_id": user}]).to_dict()
+        if counters is None:
+            counters = groups()["v0"]
+        is_missed = counters.loads != before
+        missed.append(is_missed)
+        recent.append(is_missed)
+        if until is not None and len(recent) == _WINDOW and sum(recent) <= until * _WINDOW:
+            break
+    return missed
+
+
+# -- live reads beside a warmer -------------------------------------------------------------------
+
+_WARMER: Final = """
+import sys, warnings, itertools
+warnings.simplefilter("ignore")
+from feast import FeatureStore
+import hotplate
+from hotplate.operations.warm import Warming, WarmPlan
+from hotplate.warming.warmer import WarmingRate
+store = FeatureStore(repo_path=sys.argv[1])
+hot = hotplate.of(store)
+rehearsal = hot.rehearsal()
+(kind,) = rehearsal.kinds.values()
+keys = [(user,) for user in range(int(sys.argv[2]))]
+plan = WarmPlan({kind.entity: keys}, {kind.entity: kind.views}, {})
+rate = WarmingRate(float(sys.argv[3]), 0.2, 0.2)
+print("ready", flush=True)
+while True:
+    sys.stdin.readline()
+    for progress in Warming(rehearsal, rate).run(plan):
+        pass
+    hot.clear()
+"""
+
+
+def _beside(place: Place, entities: int, rounds: int) -> Line:
+    """p99 of reads that miss, with and without a process that warms at a fifth of their rate."""
+    import signal
+
+    store = _open(place, ttl_map={"default": "0s"})
+    _live(store, entities)
+    peak = VIEWS * _LIVE / sum(_live(store, entities))
+    folder = str(place.folder / "warming-hot-2")
+    place.open("warming-hot-2", {"type": "redis", **place.address}, {"ttl_map": {"default": "1h"}})
+    process = started(_WARMER, folder, str(entities), f"{peak:.0f}")
+    assert process.stdin is not None
+    ratios, alone_us, beside_us = [], [], []
+    try:
+        process.stdin.write("\n" * 1_000)
+        process.stdin.flush()
+        for _ in range(rounds):
+            process.send_signal(signal.SIGSTOP)
+            alone = percentile(_live(store, entities), 0.99)
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.2)
+            beside = percentile(_live(store, entities), 0.99)
+            ratios.append(beside / alone)
+            alone_us.append(alone * 1e6)
+            beside_us.append(beside * 1e6)
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+    found = Spread.of(ratios)
+    return Line(
+        "warming: p99 of live reads while another process warms at 20 % of their rate",
+        f"{found.median:.2f} of that alone",
+        f"{found.low:.2f} to {found.high:.2f}",
+        "<= 1.2",
+        found.median <= 1.2,
+        f"{statistics.median(alone_us):,.0f} us against {statistics.median(beside_us):,.0f} us, "
+        f"at {0.2 * peak:,.0f} rows/s",
+    )
+
+
+def _live(store: FeatureStore, entities: int) -> list[float]:
+    taken = []
+    for number in range(_LIVE):
+        began_s = time.perf_counter()
+        store.get_online_features(_FEATURES, [{"user_id": number * 7 % entities}]).to_dict()
+        taken.append(time.perf_counter() - began_s)
+    return taken
+
+
+# -- logs -----------------------------------------------------------------------------------------
+
+
+def _write_log(folder: Path, ids: Ids, at_us: Ids, name: str) -> None:
+    keys = pa.array([f"[{number}]" for number in range(int(ids.max()) + 1)])
+    none = pa.array(np.zeros(len(ids), np.int32))
+    arrays = [
+        pa.array(at_us, pa.timestamp("us", "UTC")),
+        pa.array(np.arange(len(ids)), pa.uint64()),
+        pa.DictionaryArray.from_arrays(none, ["user_id"]),
+        keys.take(pa.array(ids)),
+        pa.DictionaryArray.from_arrays(none, ["v0,v1,v2,v3"]),
+        pa.array(np.ones(len(ids)), pa.uint32()),
+    ]
+    folder.mkdir(exist_ok=True)
+    table = pa.Table.from_arrays(arrays, schema=SCHEMA)
+    pq.write_table(table, folder / f"traffic-{name}.parquet", compression="zstd")
+
+
+def _selection(reads: int, rounds: int) -> Line:
+    """From a log of seven days to its hottest entities."""
+    rng = np.random.default_rng(0)
+    now = datetime(2026, 11, 30, 9, tzinfo=UTC)
+    rates = []
+    with tempfile.TemporaryDirectory(prefix="hotplate-log-") as folder:
+        for part in range(5):
+            count = reads // 5
+            ids = np.minimum(rng.pareto(0.9, count).astype(np.int64), 400_000)
+            at_us = int(now.timestamp() * 1e6) - rng.integers(1, 7 * 24 * _HOUR_US, count)
+            _write_log(Path(folder), ids, np.sort(at_us), str(part))
+        for _ in range(rounds):
+            began_s = time.perf_counter()
+            select(Path(folder), SelectionSpec(now))
+            rates.append(reads / (time.perf_counter() - began_s))
+    found = Spread.of(rates)
+    return Line(
+        f"warming: the hottest entities of {reads:,} logged reads",
+        f"{found.median / 1e6:.1f} M reads/s",
+        f"{found.low / 1e6:.1f} to {found.high / 1e6:.1f}",
+        ">= 1 M reads/s",
+        found.median >= 1e6,
+        "",
+    )
+
+
+def _foretold(data: Path, limit: int | None) -> list[Line]:
+    """Cold misses of the first minute that warming by the traffic before it saves."""
+    path = data / _TRACE
+    if not path.is_file():
+        return []
+    table = pq.read_table(path, columns=["time", "key_id"])
+    if limit is not None:
+        table = table.slice(0, limit)
+    at, ids = (table[name].to_numpy().astype(np.int64) for name in ("time", "key_id"))
+    middle = int(at[-1]) // 2
+    now = datetime(2026, 11, 30, 9, tzinfo=UTC)
+    is_past = at < middle
+    future = ids[(at >= middle) & (at < middle + 60)]
+    needed = np.unique(future)
+    with tempfile.TemporaryDirectory(prefix="hotplate-log-") as folder:
+        at_us = int(now.timestamp() * 1e6) - (middle - at[is_past]) * 1_000_000
+        _write_log(Path(folder), ids[is_past], at_us, "past")
+        (chosen,) = select(Path(folder), SelectionSpec(now)).values()
+    lines = []
+    for share in (0.8, 0.9, 1.0):
+        count = chosen.first(share=share)
+        warm = np.array([json.loads(key)[0] for key in chosen.keys[:count]])
+        saved = len(np.intersect1d(needed, warm)) / len(needed)
+        oracle = min(count, len(needed)) / len(needed)
+        lines.append(
+            Line(
+                f"warming: cold misses of a minute saved, {share:.0%} of the past's reads covered",
+                f"{saved:.1%}",
+                "",
+                "",
+                None,
+                f"{count:,} entities; who knows the future and as many: {oracle:.1%}",
+            )
+        )
+    return lines
