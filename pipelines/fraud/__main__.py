@@ -227,6 +227,11 @@ def train(
     help="features, windows, outputs, scorer, warming.",
 )
 @click.option("--restamp", is_flag=True, help="Take payments as made just now, as in a replay.")
+@click.option(
+    "--together",
+    is_flag=True,
+    help="Decide a card's payments of one batch at once: faster, and they do not see each other.",
+)
 @click.option("--until-empty", is_flag=True, help="End when the stream has no more.")
 @click.option("--from", "position", metavar="ID", help="Begin there, and not where the last ended.")
 @click.option("--model", "version", help="A version; the current one if left out.")
@@ -241,6 +246,7 @@ def score(
     wait_ms: float,
     without: tuple[str, ...],
     restamp: bool,
+    together: bool,
     until_empty: bool,
     position: str | None,
     version: str | None,
@@ -277,7 +283,15 @@ def score(
             ) as live,
         ):
             console.print(f"model {live.version}; {live().way}", highlight=False)
-            line = Line(store, live, ledger, source.name, restamp=restamp, say=console.print)
+            line = Line(
+                store,
+                live,
+                ledger,
+                source.name,
+                restamp=restamp,
+                together=together,
+                say=console.print,
+            )
             job = Job(line, source, size, wait_ms)
             with ended_by_signals(job), shown(console, total) as show:
                 figures = job.run(position, show)
@@ -488,10 +502,16 @@ def report(
                 found = replay.run(drawn, spec, advance)
             replay.close()
             measured = (STAGES[0], STAGES[-1]) if payments else ()
-            with bars.wait("micro-batches", total=max(1, len(measured))) as advance:
+            in_turns = 0.0
+            with bars.wait("micro-batches", total=max(1, len(measured) + 1)) as advance:
                 for stage in measured:
                     off = [name for name, is_on in vars(stage.layers).items() if not is_on]
                     throughput[stage.name] = measure(_options(), work.transactions(), off, payments)
+                    advance(1)
+                if payments:
+                    in_turns = measure(
+                        _options(), work.transactions(), [], payments, together=False
+                    )
                     advance(1)
             made = Report(
                 found,
@@ -502,6 +522,7 @@ def report(
                 work.repo.shown_store,
                 replay.way,
                 throughput,
+                in_turns,
             )
             with bars.wait("write the page"):
                 paths = write(out or work.folder / "report", made)

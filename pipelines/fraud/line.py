@@ -2,8 +2,9 @@
 
 1. Records are checked; what is no payment becomes a dead letter.
 2. Payments that have a decision keep it.
-3. The others are decided, all at once.
-4. Decisions, dead letters and the position of the source are committed together.
+3. The others are decided, all at once; but a payment waits until those of its card before it are
+   recorded, so that a burst of a card is seen as one, whatever it arrived with.
+4. Decisions are committed, with the last of them dead letters and the position of the source.
 5. Only then are payments recorded in the windows. That is done again for the last ones when a job
    begins, because the one before may have died between the two; a second delivery counts once.
 """
@@ -39,6 +40,7 @@ __all__ = ["EVENTS", "PASSING", "Line", "Processed"]
 EVENTS: Final = "card_windows_events"
 _RECORDED_AGAIN_MS: Final = 120_000
 _WAIT_S: Final = 0.5
+_MOMENT_S: Final = 0.0002
 _OF_ANOTHER: Final = (
     "transaction_id is that of another payment, or of another kind of request: give each its own"
 )
@@ -54,7 +56,7 @@ class Processed:
         payments: all of them, those that had a decision too.
         answers: transaction id -> its decision: a row of the ledger, or part of one.
         dead: records that are no payments.
-        decided: those that were new; None where none was.
+        decided: those that were new, in the turns in which they were decided.
         repeated: how many had a decision already.
         seconds: what each step took.
     """
@@ -62,7 +64,7 @@ class Processed:
     payments: Payments
     answers: dict[str, Mapping[str, Any]]
     dead: list[DeadLetter]
-    decided: Decided | None
+    decided: Sequence[Decided]
     repeated: int
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -77,6 +79,8 @@ class Line:
         ledger: where decisions go.
         source: by which name the ledger knows where payments come from.
         restamp: take payments as made just now.
+        together: decide all payments of a batch at once, also those of one card: sooner, and they
+            do not see each other.
         say: told of faults that are waited for.
     """
 
@@ -88,6 +92,7 @@ class Line:
         source: str,
         *,
         restamp: bool = False,
+        together: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._hot = hotplate.of(store)
@@ -95,6 +100,7 @@ class Line:
         self._ledger = ledger
         self._source = source
         self._restamp = restamp
+        self._together = together
         self._say = say
         self.counts: Counter[str] = Counter()
 
@@ -129,27 +135,38 @@ class Line:
 
         def lap(step: str) -> None:
             nonlocal at
-            steps[step], at = clock() - at, clock()
+            steps[step], at = steps.get(step, 0.0) + clock() - at, clock()
 
-        payments, dead = read_records(records, time.time_ns() // 1_000_000, restamp=self._restamp)
+        now_ms = time.time_ns() // 1_000_000
+        payments, dead = read_records(records, now_ms, restamp=self._restamp)
         dead += unread
         known = self._ledger.known(payments.transaction_ids) if len(payments) else {}
         is_new, others = _firsts(payments, known)
         new = payments.chosen(is_new)
         dead += others
         lap("check")
-        decided, rows = None, []
-        if len(new):
-            decided = self._decide(new)
+        decided: list[Decided] = []
+        rows: list[dict[str, Any]] = []
+        left = _turns(new) if len(new) and not self._together else [new][: len(new)]
+        if not left:
+            self._ledger.record(self._source, position, [], dead)
+            lap("commit")
+        while left:
+            turn = left.pop(0)
+            if decided:
+                self._let_pass(turn, now_ms)
+            decided.append(self._decide(turn))
             lap("decide")
-            rows = decided.rows()
-        written = self._ledger.record(self._source, position, rows, dead)
-        if written != len(rows):  # another process decided some of them first: its word counts
-            known |= self._ledger.known([row["transaction_id"] for row in rows])
-        lap("commit")
-        if decided is not None and new.is_recorded.any():
-            self._record(new.chosen(new.is_recorded).events())
-            lap("record")
+            own = decided[-1].rows()
+            rows += own
+            ends = (None, ()) if left else (position, dead)
+            written = self._ledger.record(self._source, ends[0], own, ends[1])
+            if written != len(own):  # another process decided some of them first: its word counts
+                known |= self._ledger.known([row["transaction_id"] for row in own])
+            lap("commit")
+            if turn.is_recorded.any():
+                self._record(turn.chosen(turn.is_recorded).events())
+                lap("record")
         repeated = len(payments) - len(new) - len(others)
         self._count(decided, repeated, dead)
         answers = {**{row["transaction_id"]: row for row in rows}, **known}
@@ -158,6 +175,14 @@ class Line:
             refused = {letter.place for letter in others}
             is_asked = np.array([place not in refused for place in payments.places], np.bool_)
         return Processed(payments.chosen(is_asked), answers, dead, decided, repeated, steps)
+
+    def _let_pass(self, payments: Payments, now_ms: int) -> None:
+        """Wait until what was just recorded lies in the past; payments of no time are made now."""
+        recorded_ms = time.time_ns() // 1_000_000
+        while (passed_ms := time.time_ns() // 1_000_000) <= recorded_ms:
+            time.sleep(_MOMENT_S)
+        is_now = np.ones(len(payments), np.bool_) if self._restamp else payments.at_ms == now_ms
+        payments.at_ms[is_now] = passed_ms
 
     def _decide(self, payments: Payments) -> Decided:
         while True:
@@ -182,14 +207,27 @@ class Line:
         self.counts["waits"] += 1
         time.sleep(_WAIT_S)
 
-    def _count(self, decided: Decided | None, repeated: int, dead: list[DeadLetter]) -> None:
+    def _count(self, decided: Sequence[Decided], repeated: int, dead: Sequence[DeadLetter]) -> None:
         counts = self.counts
         counts["repeated"] += repeated
         counts["dead"] += len(dead)
-        if decided is not None:
-            counts["decided"] += len(decided.scores)
-            counts.update(decided.decisions)
-            counts["hits"] += sum(layer == "hit" for layer in decided.layers)
+        for turn in decided:
+            counts["decided"] += len(turn.scores)
+            counts.update(turn.decisions)
+            counts["hits"] += sum(layer == "hit" for layer in turn.layers)
+
+
+def _turns(payments: Payments) -> list[Payments]:
+    """Payments in turns: in each none comes after a recorded one of its card."""
+    is_recorded = payments.is_recorded
+    order = np.argsort(payments.customer_ids, kind="stable")
+    cards, recorded = payments.customer_ids[order], is_recorded[order].astype(np.int64)
+    before = np.cumsum(recorded) - recorded
+    starts = np.flatnonzero(np.concatenate([[True], cards[1:] != cards[:-1]]))
+    sizes = np.diff(np.concatenate([starts, [len(cards)]]))
+    turn = np.empty(len(payments), np.int64)
+    turn[order] = before - np.repeat(before[starts], sizes)
+    return [payments.chosen(turn == number) for number in range(int(turn.max()) + 1)]
 
 
 def _firsts(

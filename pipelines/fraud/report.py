@@ -53,6 +53,8 @@ class Report:
         store: the online store, in words.
         way: how the model is scored, in words.
         throughput: payments a second in micro-batches, by stage; empty where it was not measured.
+        in_turns: the same with all layers where each payment sees those of its card before it in
+            its batch; 0 where it was not measured.
     """
 
     found: Mapping[str, StageFound]
@@ -63,6 +65,7 @@ class Report:
     store: str
     way: str
     throughput: Mapping[str, float]
+    in_turns: float = 0.0
 
     def numbers(self) -> dict[str, dict[str, Any]]:
         """By stage."""
@@ -105,7 +108,7 @@ def write(folder: Path, report: Report) -> tuple[Path, Path]:
     said = {
         "made_at": made_at.isoformat(timespec="seconds"),
         "stages": report.numbers(),
-        "throughput": dict(report.throughput),
+        "throughput": {**report.throughput, "in turns": report.in_turns},
         "model": {"version": report.bundle.version, "metrics": report.bundle.metrics},
         "scorer": report.way,
         "replay": {**vars(report.spec), "top_share": report.top_share},
@@ -243,11 +246,21 @@ def _method(report: Report) -> str:
         "process of its own; the first of each block are not timed. A latency covers reading all "
         "features and scoring one payment.",
         "In micro-batches: two processes decide the payments of a file, write decisions to SQLite "
-        "and record them in the windows; start-up is not counted.",
+        f"and record them in the windows; start-up is not counted. {_in_turns(report)}",
         f"Costs: {prices.core_hour:g} a core-hour, {prices.million_reads:g} a million source "
         "reads.",
     )
     return "<ul>" + "".join(f"<li>{escape(point)}</li>" for point in points) + "</ul>"
+
+
+def _in_turns(report: Report) -> str:
+    if not report.in_turns:
+        return ""
+    return (
+        "Months of payments are decided in seconds there, many of one card in one batch, at once "
+        "(--together). Where each sees those of its card before it, as it does unless that is "
+        f"said, all layers decide {report.in_turns:,.0f}/s; in a stream few batches hold two."
+    )
 
 
 # -- plots ----------------------------------------------------------------------------------------

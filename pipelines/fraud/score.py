@@ -90,16 +90,16 @@ class Figures:
         self.dead += len(found.dead)
         for step, spent in found.seconds.items():
             self.steps_s[step] = self.steps_s.get(step, 0.0) + spent
-        if found.decided is None:
+        if not found.decided:
             return
-        decided = found.decided
-        self.decided += len(decided.scores)
-        self.hits += sum(layer == "hit" for layer in decided.layers)
-        self.model_s += decided.model_s
-        for name in ("approve", "review", "decline"):
-            count = sum(decision == name for decision in decided.decisions)
-            setattr(self, name, getattr(self, name) + count)
-        self.batch_s.append((seconds, len(decided.scores)))
+        for decided in found.decided:
+            self.decided += len(decided.scores)
+            self.hits += sum(layer == "hit" for layer in decided.layers)
+            self.model_s += decided.model_s
+            for name in ("approve", "review", "decline"):
+                count = sum(decision == name for decision in decided.decisions)
+                setattr(self, name, getattr(self, name) + count)
+        self.batch_s.append((seconds, sum(len(decided.scores) for decided in found.decided)))
 
     def table(self) -> Table:
         """As a table for the terminal."""

@@ -89,7 +89,7 @@ class Telemetry:
             self._batch_size.observe(len(found.payments))
             self._repeated += found.repeated
             self._dead += len(found.dead)
-            if (decided := found.decided) is not None:
+            for decided in found.decided:
                 kinds = (layer.partition(":")[0] for layer in decided.layers)
                 counts = self._decisions.setdefault(decided.model_version, Counter())
                 counts.update(zip(decided.decisions, kinds, strict=True))

@@ -23,7 +23,12 @@ _SIZE: Final = 2_000
 
 
 def measure(
-    command: Sequence[str], transactions: pd.DataFrame, without: Sequence[str], payments: int
+    command: Sequence[str],
+    transactions: pd.DataFrame,
+    without: Sequence[str],
+    payments: int,
+    *,
+    together: bool = True,
 ) -> float:
     """Payments a second, of all processes together.
 
@@ -32,6 +37,7 @@ def measure(
         transactions: whose latest are decided, as new ones.
         without: layers that are off.
         payments: how many.
+        together: whether payments of one card in one batch are decided at once.
 
     Raises:
         RuntimeError: a process failed; the message is its own.
@@ -44,6 +50,7 @@ def measure(
         given = [sys.executable, "-m", "pipelines.fraud", *command, "score", "--file", str(path)]
         given += ["--database", f"sqlite:///{folder}/decisions.db", "--size", str(_SIZE)]
         given += ["--restamp", "--json", "--device", "cpu"]
+        given += ["--together"] if together else []
         given += [part for layer in without for part in ("--without", layer)]
         started = [
             subprocess.Popen(

@@ -289,7 +289,7 @@ def test_labels_stay_few_however_many_versions_go_by() -> None:
             layers=[f"rule: r{number}", "hit"],
             model_version=f"v{number}",
         )
-        found = SimpleNamespace(payments=[1, 2], repeated=0, dead=[], decided=decided)
+        found = SimpleNamespace(payments=[1, 2], repeated=0, dead=[], decided=[decided])
         told.batch(cast(Processed, found), 0.01)
     lines = [line for line in told.text().decode().splitlines() if "decisions_total{" in line]
     assert len(lines) == 8

@@ -70,8 +70,7 @@ def test_training_and_serving_read_the_same(world: World, ledger: Ledger, layers
     """Wherever the features did not change within a second of the answer, to the last bit."""
     line = line_of(world, ledger, layers, restamp=True)
     records = world.records(200, kind="check")
-    decided = line.process(records).decided
-    assert decided is not None
+    (decided,) = line.process(records).decided
     asked = pd.DataFrame(
         {
             "transaction_id": decided.payments.transaction_ids,
@@ -114,8 +113,8 @@ def test_layers_change_no_decision(world: World, tmp_path: Path) -> None:
         for again in range(2):
             with open_ledger(f"sqlite:///{tmp_path / f'{number}{again}.db'}") as ledger:
                 decided = Line(store, lambda: decider, ledger, "t", restamp=True).process(records)  # noqa: B023
-                assert decided.decided is not None
-                scores.append(decided.decided.scores)
+                (turn,) = decided.decided
+                scores.append(turn.scores)
                 answered = [row["layer"] for row in decided.answers.values()]
                 assert ("hit" in answered) == (again == 1 and layers.outputs)
     for one in scores[1:]:
@@ -131,7 +130,7 @@ def test_a_payment_is_decided_once_and_recorded_once(
     first = line.process([*records, *records[:5]], "1")
     assert (len(first.answers), first.repeated, line.counts["decided"]) == (20, 5, 20)
     again = line.process(records, "2")
-    assert (again.decided, again.repeated) == (None, 20)
+    assert (again.decided, again.repeated) == ([], 20)
     for transaction_id, row in again.answers.items():
         assert row["score"] == first.answers[transaction_id]["score"]
     asked = line.process(world.records(10, first=100, kind="check"), "3")
@@ -139,6 +138,70 @@ def test_a_payment_is_decided_once_and_recorded_once(
     assert line.begin() == "3"  # which records the last ones once more
     assert recorded(world) == 20, "checks are no payments"
     assert sum(1 for _ in ledger.rows()) == 30
+
+
+def test_a_burst_of_a_card_is_seen_in_one_batch(fresh: Callable[[], World], ledger: Ledger) -> None:
+    """Each payment sees those of its card before it, as training does; and what is only asked, too,
+    which nothing sees."""
+    world = fresh()
+    line = line_of(world, ledger)
+    card = int(world.transactions["CUSTOMER_ID"].iloc[-1])
+    kinds = ["check", "payment", "payment", "check", "payment", "check"]
+    of_card = [
+        (f"{place}", {**fields, "transaction_id": f"b{place}", "customer_id": card, "kind": kind})
+        for place, ((_, fields), kind) in enumerate(zip(world.records(6), kinds, strict=True))
+    ]
+    others = [
+        (f"o{place}", {**fields, "customer_id": card + 1_000 + place})
+        for place, (_, fields) in enumerate(world.records(3, first=50))
+    ]
+    found = line.process([*of_card[:3], *others, *of_card[3:]], "7")
+    assert [len(turn.scores) for turn in found.decided] == [5, 1, 2, 1]
+    place_of = world.bundle.inputs.index("card_count_10m")
+    counts = {
+        transaction_id: turn.inputs[place, place_of]
+        for turn in found.decided
+        for place, transaction_id in enumerate(turn.payments.transaction_ids)
+    }
+    before = counts["b0"]
+    seen = [counts[f"b{place}"] - before for place in range(6)]
+    assert seen == [0, 0, 1, 2, 2, 3]
+    rows = {row["transaction_id"]: row for row in ledger.rows()}
+    assert set(rows) == set(found.answers) == set(counts)
+    times = [rows[f"b{place}"]["at_ms"] for place in (1, 2, 4)]
+    assert times == sorted(set(times)), "one after the other, so that training sees the same"
+    assert line.begin() == "7"
+    assert recorded(world) == 3, "and three of cards that the table does not know"
+
+
+def test_a_batch_that_ends_between_two_turns_is_taken_up_again(
+    fresh: Callable[[], World], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was decided keeps its decision, and is recorded; the position is as it was."""
+    world = fresh()
+    line = line_of(world, ledger)
+    card = int(world.transactions["CUSTOMER_ID"].iloc[-1])
+    records = [(place, {**fields, "customer_id": card}) for place, fields in world.records(3)]
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(line, "_record", killed)
+    with pytest.raises(Killed):
+        line.process(records, "1")
+    assert ledger.position("test") is None
+    (first,) = list(ledger.rows())
+    again = line_of(world, ledger)
+    again.begin()
+    found = again.process(records, "1")
+    assert (found.repeated, [len(turn.scores) for turn in found.decided]) == (1, [1, 1])
+    assert found.answers[first["transaction_id"]]["score"] == first["score"]
+    place = world.bundle.inputs.index("card_count_10m")
+    assert found.decided[1].inputs[0, place] - found.decided[0].inputs[0, place] == 1
+    assert recorded(world) == 3
 
 
 def test_an_id_is_of_one_request(world: World, ledger: Ledger) -> None:
