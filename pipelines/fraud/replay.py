@@ -97,6 +97,7 @@ class StageFound:
 
     Attributes:
         latency_ns: of deciding one payment.
+        waited: of each request, whether it read a row past the caches.
         model_s: in the model, of all requests.
         cpu_s: of this process.
         source_reads: rows that were read past the caches since the first request.
@@ -110,6 +111,7 @@ class StageFound:
     """
 
     latency_ns: list[int] = field(default_factory=list)
+    waited: list[bool] = field(default_factory=list)
     requests: int = 0
     model_s: float = 0.0
     cpu_s: float = 0.0
@@ -400,6 +402,11 @@ class Replay:
         block: Block = asked.ask(singles)
         one = found[asked.stage.name]
         one.latency_ns += block.latency_ns[_WARM_UP:]
+        one.waited += [
+            # what is no older than the request took was read for it
+            min(answer.ages_s.values()) * 1e9 <= taken_ns
+            for answer, taken_ns in zip(block.answers, block.latency_ns, strict=True)
+        ]
         one.model_s += block.model_s
         one.cpu_s += block.cpu_s
         one.requests += len(singles)

@@ -25,6 +25,7 @@ __all__ = ["Prices", "Report", "write"]
 _COLORS: Final = ("#64748b", "#56b4e9", "#0072b2", "#009e73", "#d9480f", "#cc79a7")
 _SECONDS_PER_HOUR: Final = 3_600
 _MILLION: Final = 1e6
+_LATEST: Final = 100
 
 
 @dataclass(frozen=True)
@@ -278,6 +279,14 @@ def _plots(report: Report, numbers: Mapping[str, Mapping[str, Any]]) -> str:
                 "worst request.",
             ),
             plot(
+                "start",
+                _start(report),
+                "After a start",
+                "The share of requests that had to read the online store, of the latest 100, from "
+                "the first request of a process on: with all caches empty, and with what was read "
+                "before it. Payments go on changing windows, so some always do.",
+            ),
+            plot(
                 "work",
                 _work(numbers),
                 "What work is left?",
@@ -310,6 +319,29 @@ def _latency(report: Report) -> go.Figure:
         title="time to decide one payment",
     )
     figure.update_yaxes(tickformat=".0%", title="requests decided", range=[0, 1.01])
+    return figure
+
+
+def _start(report: Report) -> go.Figure:
+    figure = figure_of(height=340)
+    stages = list(zip(report.found.items(), _COLORS, strict=False))
+    for (name, one), color in stages[-2:]:
+        waited = np.asarray(one.waited, np.float64)
+        so_far = np.concatenate([[0.0], np.cumsum(waited)])
+        ends = np.unique(np.linspace(1, len(waited), 300).astype(int))
+        begins = np.maximum(0, ends - _LATEST)
+        figure.add_trace(
+            go.Scatter(
+                x=ends,
+                y=(so_far[ends] - so_far[begins]) / (ends - begins),
+                name=name,
+                mode="lines",
+                line={"color": color, "width": 2.2},
+                hovertemplate="request %{x:,}: %{y:.0%}<extra>" + name + "</extra>",
+            )
+        )
+    figure.update_xaxes(title="requests since the start")
+    figure.update_yaxes(tickformat=".0%", title="read the store", range=[0, 1.02])
     return figure
 
 

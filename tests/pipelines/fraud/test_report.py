@@ -41,6 +41,9 @@ def test_no_score_is_wrong_and_layers_save_work(replayed: Replayed) -> None:
     assert cached.source_reads / cached.requests < 5
     assert cached.from_outputs > 20
     assert bare.from_outputs == 0
+    assert all(bare.waited)
+    assert len(cached.waited) == 160
+    assert not all(cached.waited)
     assert {hits for hits, _ in bare.hits.values()} == {0}
     assert 0 < top_share < 1
 
@@ -95,6 +98,7 @@ def test_the_page_needs_no_network(replayed: Replayed, tmp_path: Path) -> None:
     before, after = text.split("<script>", 1)[0], text.split("</script>", 1)[1]
     assert not re.findall(r"""(?:src|href)="(?!data:)""", before + after)
     assert 'id="latency"' in text
+    assert 'id="start"' in text
     assert 'id="work"' in text
     assert "a &lt;way&gt;" in text
     said = json.loads(numbers.read_text("utf-8"))
