@@ -154,7 +154,7 @@ def _read(store: FeatureStore, ids: Ids, until: float | None = None) -> list[boo
 # -- live reads beside a warmer -------------------------------------------------------------------
 
 _WARMER: Final = """
-import sys, warnings, itertools
+import os, sys, warnings
 warnings.simplefilter("ignore")
 from feast import FeatureStore
 import hotplate
@@ -168,6 +168,7 @@ keys = [(user,) for user in range(int(sys.argv[2]))]
 plan = WarmPlan({kind.entity: keys}, {kind.entity: kind.views}, {})
 rate = WarmingRate(float(sys.argv[3]), 0.2, 0.2)
 print("ready", flush=True)
+os.nice(10)  # as the command does
 while True:
     sys.stdin.readline()
     for progress in Warming(rehearsal, rate).run(plan):

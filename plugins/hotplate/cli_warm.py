@@ -15,6 +15,7 @@ from rich.table import Table
 
 from hotplate.cli_repo import chdir_option, fail, named, open_store, told
 from hotplate.durations import format_duration
+from hotplate.pace import giving_way
 from hotplate.sizes import format_bytes, parse_share
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def _run(warming: Any, plan: WarmPlan, kept: Any, step: int, done: int) -> WarmP
     last: WarmProgress | None = None
     total = len(warming.batches(plan, step))
     try:
-        with counting("warming (batches)", total) as advance:
+        with giving_way(), counting("warming (batches)", total) as advance:
             advance(done)
             for progress in warming.run(plan, state=kept, step=step, done=done):
                 last = progress

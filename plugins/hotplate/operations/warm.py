@@ -26,6 +26,8 @@ __all__ = ["Coverage", "WarmPlan", "WarmState", "Warming", "listed", "plan_of"]
 
 _VERSION: Final = 1
 _PLAIN: Final = "["
+_BATCHES_A_SECOND: Final = 20
+_BATCH_MOST: Final = 50
 _TYPES: Final = {
     "int64_val": ValueType.INT64,
     "int32_val": ValueType.INT32,
@@ -268,13 +270,14 @@ class Warming:
         pace: Pace | None = None,
         **clocks: Any,
     ) -> None:
-        self._rehearsal = rehearsal
+        self._rehearsal, self._rate = rehearsal, rate
         self._warmer = Warmer(rehearsal.reader(), rate, pace or Pace(1), suffers=suffers, **clocks)
 
     @property
     def step(self) -> int:
-        """Reads a batch, at the most."""
-        return min(200, self._warmer.most_in_batch())
+        """Reads a batch, at the most: a server answers a batch in one go, and others wait."""
+        in_steps = max(1, int(self._rate.limit / _BATCHES_A_SECOND))
+        return min(_BATCH_MOST, in_steps, self._warmer.most_in_batch())
 
     def batches(self, plan: WarmPlan, step: int) -> list[Batch]:
         """The batches of a plan: of every kind of entity the hottest first, in turns."""
