@@ -427,3 +427,23 @@ def test_several_nodes_in_one_line() -> None:
     assert of_nodes((OK, "a"), (OK, "b")) == Finding("c", OK, "n0: a; n1: b")
     expected = Finding("c", ERROR, "n1: b; n2: c", "mend")
     assert of_nodes((OK, "a"), (WARNING, "b"), (ERROR, "c")) == expected
+
+
+def test_folders_that_cannot_hold_what_they_may_are_named(tmp_path: Path) -> None:
+    """In the way of one lies a file, the disk of another is too small, the third is well."""
+    (tmp_path / "file").write_text("in the way")
+    good = tmp_path / "made" / "by" / "doctor"
+    settings = {
+        "blobs": {"folder": str(tmp_path / "file" / "blobs")},
+        "traffic": {"folder": str(tmp_path / "traffic"), "max_bytes": 1 << 60},
+        "preload": {"folder": str(good)},
+    }
+    repo = shop(tmp_path, settings=settings, ttl_map={"default": "1h"})
+    found = seen(repo)
+    assert found["blobs"].status == ERROR
+    assert "online_store.blobs.folder" in found["blobs"].fix
+    assert found["traffic"].status == WARNING
+    assert "max_bytes" in found["traffic"].fix
+    assert found["preload"].status == OK
+    assert list(good.iterdir()) == [], "nothing is left there"
+    assert not {"blobs", "traffic", "preload"} & set(seen(shop(tmp_path / "other")))

@@ -12,6 +12,7 @@ from feast import FeatureStore
 from hotplate.durations import NO_LIMIT_NS
 from hotplate.errors import HotplateError, ServerError
 from hotplate.operations.findings import ERROR, OK, WARNING, Finding
+from hotplate.operations.folders import examine_folders
 from hotplate.operations.servers import Use, examine_server
 from hotplate.policy import ResolvedPolicy
 from hotplate.servers.redis import RedisServer
@@ -41,6 +42,7 @@ def examine(
         resolve: the policy of every group; raises where they contradict each other.
     """
     found = [_profile(runtime), _registry(store), _memory(runtime)]
+    found += examine_folders(runtime.settings)
     policies: Mapping[str, ResolvedPolicy] = {}
     try:
         policies = resolve()
