@@ -90,6 +90,7 @@ def backscore(
         ValueError: there are no payments, or no Spark.
         ModelRefused: the model does not fit the features.
     """
+    _check_target(folder)
     session = _session(master)
     source = work.folder / "data" / "payments.parquet"
     if not source.is_file():
@@ -115,6 +116,19 @@ def backscore(
         scored = found.mapInArrow(_Scores(bundle), _SPARK)
         decisions = _write(scored, folder)
     return BackScored(folder, decisions)
+
+
+def _check_target(folder: Path) -> None:
+    """Replace nothing but what this wrote before."""
+    if not folder.exists():
+        return
+    held = [one.name.lstrip(".") for one in folder.iterdir()] if folder.is_dir() else ["a file"]
+    others = [name for name in held if not name.startswith(("part-", "_SUCCESS"))]
+    if others:
+        raise ValueError(
+            f"{folder} holds {others[0]!r}, which is no score of a version: name another folder, "
+            "what lies there is replaced"
+        )
 
 
 def _session(master: str) -> Any:
@@ -244,7 +258,7 @@ def _write(scored: Any, folder: Path) -> dict[str, int]:
         session = scored.sparkSession
         counts = session.read.parquet(str(made / "scores")).groupBy("decision").count().collect()
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(made / "before")
         (made / "scores").rename(folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)

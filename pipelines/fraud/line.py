@@ -147,6 +147,7 @@ class Line:
         lap("check")
         decided: list[Decided] = []
         rows: list[dict[str, Any]] = []
+        decider = self._decider()  # one for all turns: a batch is of one version
         left = _turns(new) if len(new) and not self._together else [new][: len(new)]
         if not left:
             self._ledger.record(self._source, position, [], dead)
@@ -155,7 +156,7 @@ class Line:
             turn = left.pop(0)
             if decided:
                 self._let_pass(turn, now_ms)
-            decided.append(self._decide(turn))
+            decided.append(self._decide(decider, turn))
             lap("decide")
             own = decided[-1].rows()
             rows += own
@@ -184,10 +185,10 @@ class Line:
         is_now = np.ones(len(payments), np.bool_) if self._restamp else payments.at_ms == now_ms
         payments.at_ms[is_now] = passed_ms
 
-    def _decide(self, payments: Payments) -> Decided:
+    def _decide(self, decider: Decider, payments: Payments) -> Decided:
         while True:
             try:
-                return self._decider().decide(payments)
+                return decider.decide(payments)
             except PASSING as error:
                 self._wait("features cannot be read, payments wait", error)
 

@@ -19,11 +19,12 @@ from typing import Any, Final
 
 import uvicorn
 
+from hotplate.errors import HotplateError
 from pipelines.fraud.batches import SOURCE, Batches
 from pipelines.fraud.decide import Layers
 from pipelines.fraud.endpoint import Limits, Service
 from pipelines.fraud.ledger import open_ledger
-from pipelines.fraud.line import Line
+from pipelines.fraud.line import PASSING, Line
 from pipelines.fraud.live import followed
 from pipelines.fraud.readiness import Readiness
 from pipelines.fraud.telemetry import Telemetry
@@ -152,7 +153,10 @@ def served(
     ):
         say(f"model {live.version}; {live().way}")
         if how.layers.warming:
-            live().read_ahead(*work.recent())
+            try:
+                live().read_ahead(*work.recent())
+            except (*PASSING, HotplateError) as error:  # /readyz says whether it is there
+                say(f"nothing was read ahead: {type(error).__name__}")
         telemetry = Telemetry(
             lambda: len(batches), lambda: live.version, lambda: bool(live.refused)
         )

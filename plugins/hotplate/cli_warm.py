@@ -142,7 +142,7 @@ def warm(
     with told():
         hot = of(store)
         runtime = hot.runtime
-        kept = WarmState(state or state_folder(), store.project)
+        kept = WarmState(state or state_folder(), store.project, groups, part)
         try:
             rate = WarmingRate(peak, min(0.05, most), most)
         except ValueError as error:
@@ -150,15 +150,17 @@ def warm(
         with named():
             rehearsal = hot.rehearsal(groups)
         warming = Warming(rehearsal, rate)
-        step, done = warming.step, 0
         if resume:
-            plan, step, done = kept.load(rehearsal)
+            plan = kept.load(rehearsal)
         else:
             plan = _planned(hot, store, rehearsal, log, top, coverage, days, hours, part, ids)
-            _show(plan, rate, as_json=as_json and dry_run)
             if plot is not None:
                 _draw(plan, plot)
+        if not as_json:
+            _show(plan, rate)
         if dry_run:
+            if as_json:
+                click.echo(json.dumps(_said(plan, None)))
             return
         if runtime.shared() is None:
             fail(
@@ -170,13 +172,22 @@ def warm(
         if not plan.reads:
             fail("nothing is to be read: no entity of the log is of a view that is cached")
         if not resume:
-            kept.keep(plan, step)
-        last = _run(warming, plan, kept, step, done)
+            kept.keep(plan)
+        last = _run(warming, plan, kept)
         runtime.close()
     if as_json:
-        click.echo(json.dumps(_done(last)))
+        click.echo(json.dumps(_said(plan, last)))
     elif last is not None:
         click.echo(f"read {last.entities:,} entities, {last.reads:,} rows at the most")
+
+
+def _said(plan: WarmPlan, last: WarmProgress | None) -> dict[str, Any]:
+    """For machines: what is chosen, and what is done."""
+    chosen = {name: _numbers(one) for name, one in plan.coverage.items()}
+    done = None
+    if last is not None:
+        done = {"entities": last.entities, "reads": last.reads, "errors": last.errors}
+    return {"chosen": chosen, "reads": plan.reads, "done": done}
 
 
 def _planned(
@@ -226,10 +237,7 @@ def _planned(
     )
 
 
-def _show(plan: WarmPlan, rate: WarmingRate, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps({name: _numbers(one) for name, one in plan.coverage.items()}))
-        return
+def _show(plan: WarmPlan, rate: WarmingRate) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     for entity, one in plan.coverage.items():
         views = ", ".join(one.kind.views)
@@ -253,7 +261,7 @@ def _show(plan: WarmPlan, rate: WarmingRate, *, as_json: bool) -> None:
         if one.uncounted:
             chosen += f"; no count is too low by more than {one.uncounted:,.0f} reads"
         console.print(chosen, highlight=False, soft_wrap=True)
-    if plan.coverage:
+    if plan.reads:
         seconds = plan.reads / rate.limit
         console.print(
             f"{plan.reads:,} rows to read, at {rate.at(0):,.0f} to {rate.limit:,.0f} a second: "
@@ -308,30 +316,24 @@ def _draw(plan: WarmPlan, path: Path) -> None:
         yaxis={"title": "share of the reads", "tickformat": ".0%", "range": [0, 1.02]},
         template="plotly_white",
     )
-    figure.write_html(path, include_plotlyjs=True, config={"plotlyServerURL": ""})
+    try:
+        figure.write_html(path, include_plotlyjs=True, config={"plotlyServerURL": ""})
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}")
     click.echo(f"Plot: {path.resolve().as_uri()}", err=True)
 
 
-def _run(warming: Any, plan: WarmPlan, kept: Any, step: int, done: int) -> WarmProgress | None:
+def _run(warming: Any, plan: WarmPlan, kept: Any) -> WarmProgress | None:
     from hotplate.operations.shown import counting
 
     last: WarmProgress | None = None
-    total = len(warming.batches(plan, step))
+    total = len(warming.batches(plan))
     try:
         with giving_way(), counting("warming (batches)", total) as advance:
-            advance(done)
-            for progress in warming.run(plan, state=kept, step=step, done=done):
+            for progress in warming.run(plan, kept):
                 last = progress
                 advance(1)
     except KeyboardInterrupt:
-        fail(
-            f"stopped after {last.batches if last else done:,} of {total:,} batches: go on with "
-            "--resume"
-        )
+        done = last.batches if last else 0
+        fail(f"stopped after {done:,} of {total:,} batches: go on with --resume")
     return last
-
-
-def _done(last: WarmProgress | None) -> dict[str, Any]:
-    if last is None:
-        return {"entities": 0, "reads": 0, "errors": 0}
-    return {"entities": last.entities, "reads": last.reads, "errors": last.errors}

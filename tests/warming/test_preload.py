@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,8 @@ def test_the_most_recently_used_come_first_within_the_budget(
     hot = hotplate.of(second)
     assert hot.preload(0.0).entities == 0
     made = hot._online._preloading._made["made"]
+    await_(lambda: len(made._unread) == 61)
+    made.write()  # before anything was read: what there was no time for is not lost
     found = made.run(second, 3.5, lambda: float(next(ticks)))
     assert found.problem == "the budget of time is spent"
     assert 0 < found.entities <= 15
@@ -99,6 +102,49 @@ def test_the_most_recently_used_come_first_within_the_budget(
     assert loads(second)["profile"] == before["profile"]
     limited = repo.open_hot(preload={"folder": str(tmp_path / "preload"), "most": 7})
     assert hotplate.of(limited).preload().wanted == 7
+
+
+def test_a_source_that_hangs_is_left_behind_when_the_time_is_up(shop: Callable[..., Repo]) -> None:
+    repo = shop()
+    first = repo.open_hot()
+    hotplate.of(first).preload()
+    use(first, range(3))
+    asyncio.run(first._get_provider().online_store.close())
+    second = repo.open_hot()
+    engine = hotplate.of(second).runtime.engine
+    inner, ends = engine.source.load, threading.Event()
+
+    def hangs(requests: Any) -> Any:
+        ends.wait(60)
+        return inner(requests)
+
+    engine.source.load = hangs  # type: ignore[method-assign]
+    began = time.monotonic()
+    found = hotplate.of(second).preload(0.3)
+    assert time.monotonic() - began < 20
+    assert (found.entities, found.problem) == (0, "the budget of time is spent")
+    ends.set()
+    engine.source.load = inner  # type: ignore[method-assign]
+    use(second, range(3))
+
+
+def test_a_forked_child_writes_down_what_it_holds(
+    shop: Callable[..., Repo], tmp_path: Path
+) -> None:
+    repo = shop(every="50ms")
+    store = repo.open_hot()
+    hotplate.of(store).preload()
+    use(store, range(3))
+    child = os.fork()
+    if not child:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        await_(lambda: any(f"-{child}." in one.name for one in files(tmp_path)))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        asyncio.run(store._get_provider().online_store.close())
 
 
 def test_a_source_that_fails_keeps_no_process_from_starting(

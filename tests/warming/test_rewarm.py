@@ -181,6 +181,27 @@ def test_more_than_may_wait_is_dropped_and_counted(
     assert len(rewarmer(store)._waiting) == 10
 
 
+def test_to_forget_a_million_rows_holds_up_no_request(shop: Callable[..., Any]) -> None:
+    """Of so many only the latest are noted, and in steps."""
+    _, store = shop("1/s")
+    use(store, range(2))
+    made = rewarmer(store)
+    made._start = lambda: None  # type: ignore[method-assign]
+    (view,) = [view for view in made._tables if view.identity.view == "profile"]
+    keys = [view.key((number,)) for number in range(1_000_000)]
+    inner, steps = made._note, []
+
+    def noted(entities: Any) -> None:
+        assert made._lock.locked()
+        steps.append(len(entities))
+        inner(entities)
+
+    made._note = noted  # type: ignore[method-assign]
+    made.note_forgotten(keys)
+    assert (sum(steps), max(steps)) == (10_000, 500), "requests pass in between"
+    assert made.stats().dropped == 990_000
+
+
 def test_a_view_that_is_no_longer_cached_is_not_read(shop: Callable[..., Any]) -> None:
     repo, store = shop()
     use(store, range(3))

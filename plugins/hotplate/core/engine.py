@@ -67,7 +67,7 @@ class Rewarm(Protocol):
     def note_loaded(self, wants: Mapping[Key, Want]) -> None:
         """A request loads rows."""
 
-    def note_forgotten(self, keys: Iterable[Key]) -> None:
+    def note_forgotten(self, keys: Sequence[Key]) -> None:
         """Rows were in memory, and had to go."""
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -18,13 +20,14 @@ from hotplate.errors import ConfigError
 from hotplate.operations.entities import EntityReader
 from hotplate.pace import Pace
 from hotplate.serving.rehearsal import Rehearsal, Warmable
+from hotplate.warming.files import private
 from hotplate.warming.selection import Chosen
 from hotplate.warming.traffic import key_of
 from hotplate.warming.warmer import Batch, Warmer, WarmingError, WarmingRate, WarmProgress
 
 __all__ = ["Coverage", "WarmPlan", "WarmState", "Warming", "listed", "plan_of"]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _PLAIN: Final = "["
 _BATCHES_A_SECOND: Final = 20
 _BATCH_MOST: Final = 50
@@ -174,18 +177,29 @@ def listed(files: Sequence[Path]) -> Callable[[Warmable], Iterator[tuple[Any, ..
 
 
 class WarmState:
-    """The files in which the warming of a project keeps what it reads, and how far it is.
+    """The files in which a warming keeps what it reads, and how far it is.
+
+    Each choice of groups and each part of several warmers has files of its own.
 
     Args:
         folder: in which they lie.
         project: the Feast project.
+        groups: that are warmed.
+        part: which of how many warmers this is.
     """
 
-    def __init__(self, folder: Path, project: str) -> None:
-        name = f"warm-{quote(project, safe='')}"
+    def __init__(
+        self,
+        folder: Path,
+        project: str,
+        groups: Sequence[str] = (),
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
+        said = json.dumps([sorted(groups), part]).encode()
+        name = f"warm-{quote(project, safe='')}-{blake2b(said, digest_size=4).hexdigest()}"
         self._plan, self._done = folder / f"{name}.json", folder / f"{name}.done"
 
-    def keep(self, plan: WarmPlan, step: int) -> None:
+    def keep(self, plan: WarmPlan) -> None:
         """Keep a plan; nothing of it is done.
 
         Raises:
@@ -193,30 +207,33 @@ class WarmState:
         """
         body = {
             "v": _VERSION,
-            "step": step,
             "keys": {entity: [_text(key) for key in keys] for entity, keys in plan.keys.items()},
             "views": {entity: list(views) for entity, views in plan.views.items()},
         }
+        self._done.unlink(missing_ok=True)
+        self._write(self._plan, json.dumps(body))
+
+    def note(self, done: Mapping[str, int]) -> None:
+        """Keep how many entities of each kind are done.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        self._write(self._done, json.dumps(done))
+
+    def _write(self, path: Path, text: str) -> None:
         try:
-            self._plan.parent.mkdir(parents=True, exist_ok=True)
-            self._done.unlink(missing_ok=True)
-            new = self._plan.with_suffix(".new")
-            new.write_text(json.dumps(body), "utf-8")
-            new.replace(self._plan)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with private(path) as file:
+                file.write(text.encode())
         except OSError as error:
             raise ConfigError(
-                f"{self._plan.parent} cannot be written ({error.strerror}): name a folder with "
+                f"{path.parent} cannot be written ({error.strerror}): name a folder with "
                 "--state FOLDER or the variable HOTPLATE_STATE"
             ) from None
 
-    def note(self, batches: int) -> None:
-        """Keep how many batches are done."""
-        new = self._done.with_suffix(".new")
-        new.write_text(str(batches), "utf-8")
-        new.replace(self._done)
-
-    def load(self, rehearsal: Rehearsal) -> tuple[WarmPlan, int, int]:
-        """The plan that was kept, reads a batch, and how many batches are done.
+    def load(self, rehearsal: Rehearsal) -> WarmPlan:
+        """What is left of the plan that was kept.
 
         Raises:
             WarmingError: there is none.
@@ -225,23 +242,28 @@ class WarmState:
             body = json.loads(self._plan.read_text("utf-8"))
             if body["v"] != _VERSION:
                 raise ValueError
+            done = self.done()
             keys, views = {}, {}
             for entity, texts in body["keys"].items():
                 kind = rehearsal.restricted(entity, body["views"][entity])
                 if kind is not None:
-                    found = [kind.values_of(text) for text in texts]
+                    found = [kind.values_of(text) for text in texts[done.get(entity, 0) :]]
                     keys[entity] = [values for values in found if values is not None]
                     views[entity] = kind.views
-            step = int(body["step"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise WarmingError(
-                f"{self._plan.parent} holds no warming that could go on: begin one without --resume"
+                f"{self._plan.parent} holds no warming of these groups and this part that could go "
+                "on: begin one without --resume"
             ) from error
+        return WarmPlan(keys, views, {})
+
+    def done(self) -> dict[str, int]:
+        """How many entities of each kind are done."""
         try:
-            done = int(self._done.read_text("utf-8"))
-        except (OSError, ValueError):
-            done = 0
-        return WarmPlan(keys, views, {}), step, done
+            found = json.loads(self._done.read_text("utf-8"))
+            return {str(entity): int(count) for entity, count in found.items()}
+        except (OSError, ValueError, AttributeError):
+            return {}
 
     def remove(self) -> None:
         """Nothing is left to go on with."""
@@ -279,36 +301,38 @@ class Warming:
         in_steps = max(1, int(self._rate.limit / _BATCHES_A_SECOND))
         return min(_BATCH_MOST, in_steps, self._warmer.most_in_batch())
 
-    def batches(self, plan: WarmPlan, step: int) -> list[Batch]:
+    def batches(self, plan: WarmPlan) -> list[Batch]:
         """The batches of a plan: of every kind of entity the hottest first, in turns."""
         by_kind = [
-            self._rehearsal.batches(entity, keys, step) for entity, keys in plan.keys.items()
+            self._rehearsal.batches(entity, keys, self.step) for entity, keys in plan.keys.items()
         ]
         longest = max((len(one) for one in by_kind), default=0)
         return [one[at] for at in range(longest) for one in by_kind if at < len(one)]
 
-    def run(
-        self,
-        plan: WarmPlan,
-        *,
-        state: WarmState | None = None,
-        step: int | None = None,
-        done: int = 0,
-    ) -> Iterator[WarmProgress]:
+    def run(self, plan: WarmPlan, state: WarmState | None = None) -> Iterator[WarmProgress]:
         """Read a plan; yields after each batch.
+
+        Where nobody but this process keeps it, it ends when the memory is full.
 
         Args:
             plan: what.
             state: where it is kept how far it is.
-            step: reads a batch; as many as suit the rate if left out.
-            done: batches that are done.
 
         Raises:
             WarmingError: the source failed too often.
         """
-        for progress in self._warmer.run(self.batches(plan, step or self.step), done):
+        batches = self.batches(plan)
+        done = Counter(state.done() if state is not None else {})
+        place = 0
+        for progress in self._warmer.run(batches):
+            batch = batches[place]
+            place += 1
+            done[batch.entity] += len(batch.keys)
             if state is not None:
-                state.note(progress.batches)
+                state.note(done)
             yield progress
+            if self._rehearsal.is_full:
+                break
+        self._rehearsal.touch(batches[:place])
         if state is not None:
             state.remove()

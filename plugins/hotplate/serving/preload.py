@@ -13,20 +13,23 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from hotplate.errors import ConfigError
+from hotplate.forks import restart_in_children
 from hotplate.keys import token_of, values_of
 from hotplate.serving.rehearsal import Rehearsal
 from hotplate.serving.runtime import Runtime
 from hotplate.warming.hot_keys import HotKey, HotKeyFiles
 from hotplate.warming.traffic import key_of
+from hotplate.warming.warmer import Batch
 
 __all__ = ["Preload", "Preloaded", "Preloading"]
 
 _READS_A_BATCH: Final = 500
+_SPENT: Final = "the budget of time is spent"
 _log = logging.getLogger("hotplate.warming")
 
 
@@ -64,41 +67,74 @@ class Preload:
     def __init__(self, runtime: Runtime, folder: Path, most: int, every_s: float) -> None:
         self._runtime = weakref.ref(runtime)
         self._files = HotKeyFiles(folder / runtime.project)
-        self._most = most
+        self._most = min(most, runtime.engine.memory.bounds.max_entries)
         self._every_s = every_s
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
+        self._unread: list[HotKey] = []  # that there was no time for
+        restart_in_children(self)
+
+    def restart_after_fork(self) -> None:
+        """Go on in the child, which has none of the parent's threads."""
+        was_kept, self._thread, self._ends = self._thread is not None, None, threading.Event()
+        if was_kept:
+            self.keep()
 
     def run(
         self, store: Any, budget_s: float, clock: Callable[[], float] = time.monotonic
     ) -> Preloaded:
         """Read what was hot, for so long at the most.
 
+        A source that does not answer is left to a thread of its own when the time is up.
+
         Args:
             store: the Feast store, for its registry.
             budget_s: after which no further batch is begun.
             clock: seconds that only go forward.
         """
+        began_s = clock()
+        state = _State()
+        reading = threading.Thread(
+            target=self._read, args=(store, state, began_s + budget_s, clock), daemon=True
+        )
+        reading.start()
+        reading.join(max(0.0, budget_s))
+        if reading.is_alive():
+            state.problem = _SPENT
+            state.is_over = True
+        found = Preloaded(state.read, state.wanted, clock() - began_s, state.problem)
+        _log.log(logging.WARNING if found.problem else logging.INFO, "%s", found)
+        return found
+
+    def _read(self, store: Any, state: _State, until_s: float, clock: Callable[[], float]) -> None:
         runtime = self._runtime()
         assert runtime is not None
-        began_s = clock()
-        keys = self._files.read(self._most)
-        read, problem = 0, ""
-        if keys:
-            rehearsal = Rehearsal(store, runtime)
-            for batch in rehearsal.named(keys, _READS_A_BATCH):
-                if clock() - began_s >= budget_s:
-                    problem = "the budget of time is spent"
+        batches: list[Batch] = []
+        rehearsal = None
+        try:
+            keys = self._files.read(self._most)
+            state.wanted = len(keys)
+            self._unread = list(keys)
+            if keys:
+                rehearsal = Rehearsal(store, runtime)
+                batches = rehearsal.named(keys, _READS_A_BATCH)
+            for batch in batches:
+                if clock() >= until_s or state.is_over:
+                    state.problem = _SPENT
                     break
-                try:
-                    rehearsal.read(batch)
-                except Exception as error:  # noqa: BLE001 - a process starts whatever the source does
-                    problem = f"the source fails: {type(error).__name__}"
+                if runtime.engine.memory.is_nearly_full:
+                    state.problem = "the memory is full"
                     break
-                read += batch.reads
-        found = Preloaded(read, len(keys), clock() - began_s, problem)
-        _log.log(logging.WARNING if problem else logging.INFO, "%s", found)
-        return found
+                assert rehearsal is not None
+                rehearsal.read(batch)
+                state.batches.append(batch)
+                state.read += batch.reads
+            else:
+                self._unread = []
+        except Exception as error:  # noqa: BLE001 - a process starts whatever the source does
+            state.problem = f"the source fails: {type(error).__name__}"
+        if rehearsal is not None:
+            rehearsal.touch(state.batches)  # what was read first is the hottest, not the oldest
 
     def keep(self) -> None:
         """From now on write down now and then what is in memory, and when the process ends."""
@@ -113,15 +149,34 @@ class Preload:
             atexit.register(_close, weakref.ref(self))
 
     def write(self) -> bool:
-        """Write down what is in memory."""
+        """Write down what is in memory, and behind it what there was no time to read."""
         runtime = self._runtime()
-        return runtime is not None and self._files.write(_held(runtime, self._most))
+        if runtime is None:
+            return False
+        held = dict.fromkeys(_held(runtime, self._most))
+        for key in self._unread:
+            if len(held) >= self._most:
+                break
+            held.setdefault(key)
+        return self._files.write(held)
 
     def close(self) -> None:
-        """Write it down for the last time."""
-        if self._thread is not None and not self._ends.is_set():
+        """Write it down for the last time, until `keep` is called again."""
+        if self._thread is not None:
             self._ends.set()
+            self._thread, self._ends = None, threading.Event()
             self.write()
+
+
+@dataclass
+class _State:
+    """How far a preload is."""
+
+    read: int = 0
+    wanted: int = 0
+    problem: str = ""
+    is_over: bool = False
+    batches: list[Batch] = field(default_factory=list)
 
 
 class Preloading:

@@ -183,6 +183,22 @@ class Rehearsal:
             wants.append(Want(view, table, bound, counters, keys))
         runtime.engine.read(wants, runtime.clock.now_ns(), is_rehearsed=True)
 
+    def touch(self, batches: Sequence[Batch]) -> None:
+        """Mark what was read as used, the first batches last: they are the most valuable."""
+        get = self._runtime.engine.memory.get
+        for batch in reversed(batches):
+            for table in self._tables[batch.entity]:
+                if batch.views and table.name not in batch.views:
+                    continue
+                view = self._runtime.resolve(table)[0]
+                for values in reversed(batch.keys):
+                    get(view.key(values))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more of it would push out what is there, and nobody else would have it."""
+        return self._runtime.shared() is None and self._runtime.engine.memory.is_nearly_full
+
     def reader(self) -> Callable[[Batch], None]:
         """`read`, for a warmer."""
         return self.read

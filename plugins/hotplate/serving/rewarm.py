@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from hotplate.stats import GroupCounters, RewarmStats
 __all__ = ["Rewarmer"]
 
 _WAITING_MOST: Final = 10_000
+_NOTED_AT_ONCE: Final = 500
 _CREDITS_MOST: Final = 100_000
 _CREDIT: Final = 8
 _GATHER_S: Final = 0.005
@@ -70,8 +72,8 @@ class Rewarmer:
 
     def _start_clean(self) -> None:
         self._pace = Pace(self._limit, self._clock, self._sleep)
-        self._waiting: dict[tuple[View, tuple[Any, ...]], None] = {}
-        self._credits: dict[tuple[View, tuple[Any, ...]], int] = {}
+        self._waiting: OrderedDict[tuple[View, tuple[Any, ...]], None] = OrderedDict()
+        self._credits: OrderedDict[tuple[View, tuple[Any, ...]], int] = OrderedDict()
         self._tables: dict[View, Any] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -92,26 +94,33 @@ class Rewarmer:
                     self._tables[want.view] = want.table
                 self._credits.pop((want.view, values_of(key)), None)
 
-    def note_forgotten(self, keys: Iterable[Key]) -> None:
+    def note_forgotten(self, keys: Sequence[Key]) -> None:
         """Rows were in memory, and had to go."""
+        latest = keys[-_WAITING_MOST:]  # a million may go at once, and requests take this lock too
+        for at in range(0, len(latest), _NOTED_AT_ONCE):
+            entities = [
+                (view, values_of(key))
+                for key in latest[at : at + _NOTED_AT_ONCE]
+                if (view := self._view_of(token_of(key))) is not None and view in self._tables
+            ]
+            with self._lock:
+                self._note(entities)
         with self._lock:
-            for key in keys:
-                view = self._view_of(token_of(key))
-                if view is None or view not in self._tables:
-                    continue
-                entity = view, values_of(key)
-                left = self._credits.get(entity, _CREDIT)
-                if not left:
-                    self._spared += 1
-                    continue
-                if len(self._waiting) >= _WAITING_MOST:
-                    del self._waiting[next(iter(self._waiting))]
-                    self._dropped += 1
-                self._waiting[entity] = None
+            self._dropped += len(keys) - len(latest)
             if not self._waiting:
                 return
             self._start()
         self._wakes.set()
+
+    def _note(self, entities: Iterable[tuple[View, tuple[Any, ...]]]) -> None:
+        for entity in entities:
+            if not self._credits.get(entity, _CREDIT):
+                self._spared += 1
+                continue
+            if len(self._waiting) >= _WAITING_MOST:
+                self._waiting.popitem(last=False)
+                self._dropped += 1
+            self._waiting[entity] = None
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -144,8 +153,8 @@ class Rewarmer:
         if not batch:
             return False
         self._pace.take(len(batch))
-        wants = self._wants(batch)
         try:
+            wants = self._wants(batch)
             if wants:
                 now_ns = self._engine.clock.now_ns()
                 self._engine.read(wants, now_ns, is_rehearsed=True)
@@ -165,7 +174,7 @@ class Rewarmer:
                 del self._waiting[entity]
                 left = self._credits.pop(entity, _CREDIT)
                 if len(self._credits) >= _CREDITS_MOST:
-                    del self._credits[next(iter(self._credits))]
+                    self._credits.popitem(last=False)
                 self._credits[entity] = left - 1
         return batch
 

@@ -33,10 +33,10 @@ from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
 from hotplate.serving.policies import PolicyBook, feature_views_of
 from hotplate.serving.rewarm import Rewarmer
+from hotplate.serving.windowed_source import WindowedSource
 from hotplate.serving.windows import (
     EventLogs,
     Log,
-    WindowedSource,
     is_event_view,
     is_windowed,
     mark_of,

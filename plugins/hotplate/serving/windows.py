@@ -8,7 +8,6 @@ view, the event view, whose writes go into the logs instead of the wrapped store
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 
 from hotplate.cache_policy import EVENTS_TAG, WINDOWS_TAG
 from hotplate.clock import Clock
-from hotplate.contracts import LoadRequest, Source, TimedRows
+from hotplate.contracts import LoadRequest, TimedRows
 from hotplate.core.refresh import Refresher
 from hotplate.errors import ConfigError
 from hotplate.forks import restart_in_children
@@ -44,7 +43,6 @@ from hotplate.windows.state import LocalState, State
 __all__ = [
     "EventLogs",
     "Log",
-    "WindowedSource",
     "is_computed",
     "is_event_view",
     "is_windowed",
@@ -462,9 +460,21 @@ class EventLogs:
                 for part, answer in zip(some, found, strict=True):
                     answers[part.index] = part.compiled.pack(part.request, answer, wall_ns)
             except Exception as error:  # noqa: BLE001 - as above
-                for part in some:
-                    answers[part.index] = error
+                if len(some) == 1:
+                    answers[some[0].index] = error
+                    continue
+                for part in some:  # each by itself: an error of one is not that of the others
+                    answers[part.index] = self._alone(part, of_log, wall_ns)
         return answers
+
+    def _alone(
+        self, part: _Part, blobs: Sequence[bytes | None], wall_ns: int
+    ) -> list[bytes] | Exception:
+        try:
+            (answer,) = self._compute([part.compiled], blobs, wall_ns)
+            return part.compiled.pack(part.request, answer, wall_ns)
+        except Exception as error:  # noqa: BLE001 - handed on as the answer of its part
+            return error
 
     def _compute(
         self, views: Sequence[_Compiled], blobs: Sequence[bytes | None], wall_ns: int
@@ -525,50 +535,6 @@ def no_place() -> ConfigError:
     )
 
 
-class WindowedSource:
-    """Asks event logs for windowed views, and another source for the rest.
-
-    Args:
-        logs: the event logs.
-        source: reads all other views.
-    """
-
-    def __init__(self, logs: EventLogs, source: Source) -> None:
-        self._logs = logs
-        self._source = source
-
-    def load(self, requests: Sequence[LoadRequest]) -> Sequence[list[bytes] | Exception]:
-        windowed = [request for request in requests if is_windowed(request.table)]
-        if not windowed:
-            return self._source.load(requests)
-        found = iter(_or_error(self._logs.load, windowed))
-        others = [request for request in requests if not is_windowed(request.table)]
-        rest = iter(_or_error(self._source.load, others) if others else ())
-        return [next(found if is_windowed(one.table) else rest) for one in requests]
-
-    async def load_async(
-        self, requests: Sequence[LoadRequest]
-    ) -> Sequence[list[bytes] | Exception]:
-        windowed = [request for request in requests if is_windowed(request.table)]
-        if not windowed:
-            return await self._source.load_async(requests)
-        others = [request for request in requests if not is_windowed(request.table)]
-        reading = asyncio.to_thread(_or_error, self._logs.load, windowed)
-        if not others:
-            return await reading
-        answers = await asyncio.gather(reading, self._ask_async(others))
-        found, rest = map(iter, answers)
-        return [next(found if is_windowed(one.table) else rest) for one in requests]
-
-    async def _ask_async(
-        self, requests: Sequence[LoadRequest]
-    ) -> Sequence[list[bytes] | Exception]:
-        try:
-            return await self._source.load_async(requests)
-        except Exception as error:  # noqa: BLE001 - handed on as the answer of its part
-            return [error] * len(requests)
-
-
 def _alike(parts: Sequence[_Part]) -> list[list[_Part]]:
     """Parts by log and entities."""
     if len(parts) == 1:
@@ -582,13 +548,3 @@ def _alike(parts: Sequence[_Part]) -> list[list[_Part]]:
         else:
             found.append([part])
     return found
-
-
-def _or_error(
-    load: Callable[[Sequence[LoadRequest]], Sequence[list[bytes] | Exception]],
-    requests: Sequence[LoadRequest],
-) -> Sequence[list[bytes] | Exception]:
-    try:
-        return load(requests)
-    except Exception as error:  # noqa: BLE001 - handed on as the answer of its part
-        return [error] * len(requests)

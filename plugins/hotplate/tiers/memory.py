@@ -31,6 +31,7 @@ __all__ = ["EvictionCause", "MemoryBounds", "MemoryTier"]
 # sizes of the objects themselves; `make bench` prints it again.
 _SLOT_BYTES: Final = 90
 _STRIPES: Final = 4096
+_NEARLY: Final = 0.95
 _SWEEP_KEYS: Final = 1_000
 _TEXT_BYTES: Final = 76
 
@@ -119,6 +120,15 @@ class MemoryTier:
         """The row of a key, absent or not, without marking it as used."""
         row = self._rows.lru.peek(key)
         return row if row is not None else self._absent.lru.peek(key)
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether what is put in soon pushes out what is there."""
+        bounds = self.bounds
+        return (
+            len(self) >= _NEARLY * bounds.max_entries
+            or self.size_bytes >= _NEARLY * bounds.max_bytes
+        )
 
     def recent(self, most: int) -> list[Key]:
         """Keys of rows, the most recently used first."""

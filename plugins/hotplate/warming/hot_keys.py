@@ -12,12 +12,15 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from hotplate.warming.files import dated, private
 
 __all__ = ["HotKey", "HotKeyFiles"]
 
@@ -57,7 +60,6 @@ class HotKeyFiles:
     def write(self, keys: Iterable[HotKey]) -> bool:
         """Write what this process holds; False where that cannot be, which is logged."""
         path = self._folder / f"hot-{socket.gethostname()}-{os.getpid()}.parquet"
-        hidden = path.with_name(f".{path.name}.part")
         held = list(keys)
         columns = (
             [one.entity for one in held],
@@ -72,11 +74,9 @@ class HotKeyFiles:
         ]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                pq.write_table(
-                    pa.Table.from_arrays(arrays, schema=_SCHEMA), file, compression="zstd"
-                )
-            hidden.rename(path)
+            table = pa.Table.from_arrays(arrays, schema=_SCHEMA)
+            with private(path) as file:
+                pq.write_table(table, file, compression="zstd")
             self._forget()
         except OSError as error:
             _log.warning("hot keys are not kept in %s: %s", self._folder, error.strerror or error)
@@ -85,10 +85,11 @@ class HotKeyFiles:
 
     def _forget(self) -> None:
         """Remove what processes left behind that nobody has followed for a day."""
-        limit = time.time() - _FORGOTTEN_S
-        for path in self._folder.glob("hot-*.parquet"):
-            if path.stat().st_mtime < limit:
-                path.unlink(missing_ok=True)
+        limit_ns = int((time.time() - _FORGOTTEN_S) * 1e9)
+        for one in dated(self._folder, "hot-*.parquet"):
+            if one.modified_ns < limit_ns:
+                with suppress(OSError):
+                    one.path.unlink()
 
     def read(self, most: int) -> Sequence[HotKey]:
         """What processes held, each once, the latest file first; what cannot be read is left out.
@@ -97,7 +98,7 @@ class HotKeyFiles:
             most: how many at the most.
         """
         found: dict[HotKey, None] = {}
-        for path in self._files():
+        for _, _, path in dated(self._folder, "hot-*.parquet"):
             try:
                 table = pq.read_table(path, columns=_SCHEMA.names)
                 columns = [table[name].to_pylist() for name in _SCHEMA.names]
@@ -110,10 +111,3 @@ class HotKeyFiles:
                     return list(found)
                 found.setdefault(HotKey(entity, view, key))
         return list(found)
-
-    def _files(self) -> list[Path]:
-        try:
-            dated = [(path.stat().st_mtime_ns, path) for path in self._folder.glob("hot-*.parquet")]
-        except OSError:
-            return []
-        return [path for _, path in sorted(dated, reverse=True)]

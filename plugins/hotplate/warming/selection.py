@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hotplate.errors import HotplateError
+from hotplate.warming.files import Dated, dated
 
 __all__ = ["Chosen", "SelectionSpec", "TrafficError", "select"]
 
@@ -199,17 +200,16 @@ def select(
         TrafficError: there is no such folder, or no readable file in it.
     """
     files = _files(folder)
-    sizes = {path: path.stat().st_size for path in files}
-    done, of, readable = 0, sum(sizes.values()), 0
+    done, of, readable = 0, sum(one.size for one in files), 0
     kinds: dict[str, _Kind] = {}
-    for path in files:
+    for _, size, path in files:
         try:
             for batch in _batches(path):
                 _count(kinds, batch, spec)
             readable += 1
         except (pa.ArrowException, OSError, TrafficError) as error:
             _log.warning("%s is left out: %s", path, " ".join(str(error).split())[:200])
-        done += sizes[path]
+        done += size
         progress(done, of)
     if not readable:
         raise TrafficError(
@@ -219,10 +219,10 @@ def select(
     return {entity: kind.chosen(entity) for entity, kind in sorted(kinds.items())}
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> list[Dated]:
     if not folder.is_dir():
         raise TrafficError(f"{folder}: no such folder; name that of online_store.traffic")
-    found = sorted(folder.glob("*.parquet"))
+    found = dated(folder, "*.parquet")
     if not found:
         raise TrafficError(
             f"{folder}: has no Parquet files. Has anything been read since online_store.traffic "

@@ -26,6 +26,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +40,7 @@ from hotplate.forks import restart_in_children
 from hotplate.keys import values_of
 from hotplate.seldom import Seldom
 from hotplate.stats import TrafficStats
+from hotplate.warming.files import dated, private
 
 __all__ = ["SCHEMA", "TrafficLog", "TrafficSettings", "key_of"]
 
@@ -55,6 +57,8 @@ SCHEMA: Final = pa.schema(
     metadata={"hotplate.traffic": "1"},
 )
 _WAITING_MOST: Final = 20_000  # requests that wait to be made rows of
+_KEYS_MOST: Final = 2_000_000
+_CLOSE_S: Final = 5.0
 _ROWS_MOST: Final = 500_000  # in one file
 _WAKES_S: Final = 0.5
 _HASH_BYTES: Final = 12
@@ -128,6 +132,7 @@ class TrafficLog:
 
     def _start_clean(self) -> None:
         self._waiting: deque[_Noted] = deque()
+        self._keys = 0  # of what waits; a count that threads may get a little wrong
         self._left = self.gap()
         self._gap = self._left
         self._thread: threading.Thread | None = None
@@ -159,9 +164,11 @@ class TrafficLog:
             wants: what it asked for.
             weight: how many requests it stands for.
         """
-        if len(self._waiting) >= _WAITING_MOST:
+        keys = sum(len(want.keys) for want in wants)
+        if len(self._waiting) >= _WAITING_MOST or self._keys + keys > _KEYS_MOST:
             self._lost += 1
             return
+        self._keys += keys
         self._waiting.append(_Noted(self._clock.wall_ns(), weight, wants))
         if self._thread is None:
             self._start()
@@ -206,6 +213,7 @@ class TrafficLog:
             if len(self._rows) >= _ROWS_MOST:
                 break
             noted = self._waiting.popleft()
+            self._keys -= sum(len(want.keys) for want in noted.wants)
             self._requests += 1
             self._in_rows += 1
             at_us = noted.wall_ns // 1_000
@@ -232,7 +240,6 @@ class TrafficLog:
         path = folder / (
             f"traffic-{socket.gethostname()}-{os.getpid()}-{self._clock.wall_ns() // 1_000}.parquet"
         )
-        hidden = path.with_name(f".{path.name}.part")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             columns = dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True))
@@ -242,51 +249,57 @@ class TrafficLog:
                 else pa.array(columns[field.name]).dictionary_encode()
                 for field in SCHEMA
             ]
-            pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), hidden, compression="zstd")
-            hidden.rename(path)
-            self._files += 1
-            self._logged += requests
-            self._problem = ""
-            self._make_room()
+            table = pa.Table.from_arrays(arrays, schema=SCHEMA)
+            with private(path) as file:
+                pq.write_table(table, file, compression="zstd")
         except Exception as error:  # noqa: BLE001 - whatever a disk may say, nobody waits for it
             self._lost += requests
             self._problem = f"{type(error).__name__}: {error}"
-            hidden.unlink(missing_ok=True) if folder.is_dir() else None
             if self._seldom.is_time():
                 _log.warning("reads are not logged in %s: %s", folder, self._problem)
+            return
+        self._files += 1
+        self._logged += requests
+        self._problem = ""
+        self._make_room()
 
     def _make_room(self) -> None:
         """Remove the oldest files while there are too many bytes of them."""
-        files = sorted(
-            (
-                (one.stat().st_mtime_ns, one.stat().st_size, one)
-                for one in self.settings.folder.glob("traffic-*.parquet")
-            ),
-            reverse=True,
-        )
         size = 0
-        for place, (_, bytes_, one) in enumerate(files):
-            size += bytes_
+        for place, one in enumerate(dated(self.settings.folder, "traffic-*.parquet")):
+            size += one.size
             if size > self.settings.max_bytes and place:
-                one.unlink(missing_ok=True)
+                with suppress(OSError):
+                    one.path.unlink()
 
     # -- life -------------------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Write what was noted so far."""
-        with self._writing:
+    def flush(self, timeout_s: float = -1) -> None:
+        """Write what was noted so far.
+
+        Args:
+            timeout_s: how long to wait for a file that is being written; for ever if left out.
+        """
+        if not self._writing.acquire(timeout=timeout_s):
+            return
+        try:
             while self._waiting or self._rows:
                 self._make_rows()
                 if self._rows:
                     self._write()
+        finally:
+            self._writing.release()
 
     def close(self) -> None:
-        """Write what was noted, and end the thread; a later read starts another."""
+        """Write what was noted, and end the thread; a later read starts another.
+
+        A disk that does not answer is waited for a few seconds, and no longer.
+        """
         self._ends.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=5)
-        self.flush()
+            thread.join(timeout=_CLOSE_S)
+        self.flush(_CLOSE_S)
         self._thread, self._ends = None, threading.Event()
 
     def stats(self) -> TrafficStats:

@@ -158,16 +158,15 @@ class Warmer:
         """Reads that one batch may have, so that the first of them fits into the rate."""
         return max(1, int(self._rate.at(0.0)))
 
-    def run(self, batches: Sequence[Batch], first: int = 0) -> Iterator[WarmProgress]:
-        """Read batches from one on; yields after each.
+    def run(self, batches: Sequence[Batch]) -> Iterator[WarmProgress]:
+        """Read batches; yields after each.
 
         Raises:
             WarmingError: a batch failed too often; the cause is the source's last error.
         """
         began_s = self._judged_s = self._clock()
         entities = reads = errors = 0
-        for place in range(first, len(batches)):
-            batch = batches[place]
+        for place, batch in enumerate(batches):
             tries = 0
             while True:
                 self._allow(began_s)

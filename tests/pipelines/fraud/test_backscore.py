@@ -87,7 +87,7 @@ def test_every_payment_gets_the_score_that_it_gets_here(world: World, tmp_path: 
     asked = pd.concat([before, odd]).sort_values("event_timestamp", kind="stable")
     out = tmp_path / "out"
     out.mkdir()
-    (out / "old").write_text("from the time before")
+    (out / "part-old.parquet").write_text("from the time before")
     bundle = a_model(work.open(), "back")
     asked.to_parquet(table, index=False, coerce_timestamps="us")
     found = backscore(work, bundle, out, since=since.to_pydatetime(), until=until.to_pydatetime())
@@ -105,7 +105,7 @@ def test_every_payment_gets_the_score_that_it_gets_here(world: World, tmp_path: 
     assert moments.tolist() == expected["event_timestamp"].tolist()
     counts = by_id["decision"].value_counts().to_dict()
     assert found.decisions == counts
-    assert not (out / "old").exists()
+    assert not (out / "part-old.parquet").exists()
     assert {one.name for one in tmp_path.iterdir()} == {"out", "work"}, "nothing is left beside it"
 
 
@@ -114,14 +114,16 @@ def test_what_cannot_be_is_said_before_anything_is_replaced(world: World, tmp_pa
     work = world.work
     bundle = a_model(work.open(), "back")
     (tmp_path / "kept").write_text("here")
+    with pytest.raises(ValueError, match="holds 'kept', which is no score"):
+        backscore(work, bundle, tmp_path)
     with pytest.raises(ValueError, match="no payment lies between"):
-        backscore(work, bundle, tmp_path, since=pd.Timestamp("2100-01-01", tz="UTC"))
+        backscore(work, bundle, tmp_path / "new", since=pd.Timestamp("2100-01-01", tz="UTC"))
     other = replace(bundle, features={**bundle.features, "shoe_size": "Int64"})
     with pytest.raises(ModelRefused, match="shoe_size"):
-        backscore(work, other, tmp_path)
+        backscore(work, other, tmp_path / "new")
     empty = Work(tmp_path / "empty", work.repo.folder)
     with pytest.raises(ValueError, match=r"python -m pipelines\.fraud features"):
-        backscore(empty, bundle, tmp_path)
+        backscore(empty, bundle, tmp_path / "new")
     assert (tmp_path / "kept").read_text() == "here"
 
 

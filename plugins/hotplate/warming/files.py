@@ -1,0 +1,49 @@
+"""Files that several processes write, rename and remove while one looks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+__all__ = ["Dated", "dated", "private"]
+
+
+class Dated(NamedTuple):
+    """A file as it was when somebody looked."""
+
+    modified_ns: int
+    size: int
+    path: Path
+
+
+def dated(folder: Path, pattern: str) -> list[Dated]:
+    """The files of a folder, the latest first; what goes meanwhile is left out."""
+    found = []
+    for path in folder.glob(pattern):
+        try:
+            seen = path.stat()
+        except OSError:
+            continue
+        found.append(Dated(seen.st_mtime_ns, seen.st_size, path))
+    return sorted(found, reverse=True)
+
+
+@contextmanager
+def private(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that only its owner may read: entity ids stand in it. It appears when it is whole.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            yield file
+        hidden.rename(path)
+    except BaseException:
+        if path.parent.is_dir():
+            hidden.unlink(missing_ok=True)
+        raise
