@@ -39,6 +39,10 @@ FRESHNESS = TTLMap(
 # far back `feast materialize-incremental` looks the first time; the cache does not ask for it.
 EVENT_AGE = timedelta(days=365)
 
+# How long a window's row may be kept at the most. It is dropped before that when an event arrives,
+# in every process, and when time moves a window: so it is exact however long it is kept.
+KEPT = timedelta(minutes=10)
+
 customer = Entity(name="customer", join_keys=["customer_id"], value_type=ValueType.INT64)
 terminal = Entity(name="terminal", join_keys=["terminal_id"], value_type=ValueType.INT64)
 
@@ -165,6 +169,7 @@ card_windows, card_events = windowed_view(
     ],
     aggregations=over("card", "amount", ("count", "mean"), "1d", "7d", "30d"),
     profile="exact",
+    ttl=KEPT,
     lateness=timedelta(days=1),  # a scorer that was away for a night still records what it missed
 )
 
@@ -179,6 +184,7 @@ card_session, _ = windowed_view(
         *over("card", "amount", ("count", "max"), "1h"),
     ],
     profile="exact",
+    ttl=KEPT,
 )
 
 # Whether a payment was a fraud is known a week later: the windows end a week ago, and a label that
@@ -198,6 +204,7 @@ terminal_windows, terminal_events = windowed_view(
     delay=timedelta(days=7),
     lateness=timedelta(days=8),
     profile="exact",
+    ttl=KEPT,
 )
 
 
