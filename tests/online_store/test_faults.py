@@ -23,6 +23,7 @@ def assert_right(stage: Stage, report: Report) -> None:
     assert report.reads > 100
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("fault", FAULTS)
 def test_beside_sqlite(tmp_path: Path, nursery: Nursery, fault: str) -> None:
     """The shared tier and the channel fail together; reads come from the source meanwhile."""
@@ -30,6 +31,7 @@ def test_beside_sqlite(tmp_path: Path, nursery: Nursery, fault: str) -> None:
         assert_right(stage, stage.go_through(FAULTS[fault](stage)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("fault", ["frozen", "delayed 20 ms", "reset"])
 def test_around_redis(tmp_path: Path, nursery: Nursery, fault: str) -> None:
     """The source itself is hit: reads may fail, but none is answered wrongly."""
