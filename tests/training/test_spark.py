@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +25,7 @@ from hotplate.testing import FakeClock, use_clock
 from hotplate.training.backfill import BackfillSettings, Progress, backfill_view
 from hotplate.training.errors import TrainingError
 
+from ..sparks import spark_session
 from .repo import TrainingRepo, columns, transactions, use_of_limit
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
@@ -40,26 +39,8 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.heavy]
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session far from UTC: instants must not care."""
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "America/New_York")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.catalogImplementation", "in-memory")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
+    with spark_session(tmp_path_factory.mktemp("warehouse")) as session:
+        yield session
 
 
 class SparkRepo(TrainingRepo):

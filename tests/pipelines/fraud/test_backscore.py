@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from pipelines.fraud.decide import judged, scorer_of
 from pipelines.fraud.train import features_of
 from pipelines.fraud.work import SERVICE, Work
 
+from ...sparks import spark_session
 from ..fraud_world import a_model
 from .conftest import World, online
 
@@ -36,26 +35,9 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.heavy]
 
 @pytest.fixture(scope="module")
 def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A small session; the command takes the one that is there."""
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "America/New_York")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.catalogImplementation", "in-memory")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    yield
-    session.stop()
+    """The command takes the session that is there."""
+    with spark_session(tmp_path_factory.mktemp("warehouse")):
+        yield
 
 
 def _copied(world: World, folder: Path) -> Work:
