@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections import Counter
@@ -16,7 +15,15 @@ from rich.console import Console
 from rich.table import Table
 
 from hotplate.cli_outputs import outputs
-from hotplate.cli_repo import chdir_option, fail, named, open_store, told
+from hotplate.cli_repo import (
+    chdir_option,
+    fail,
+    named,
+    open_store,
+    per_second,
+    state_option,
+    told,
+)
 from hotplate.cli_warm import warm
 from hotplate.cli_windows import windows
 from hotplate.errors import HotplateError
@@ -191,13 +198,6 @@ def invalidate(
         click.echo(say_outcome(outcome, scope))
 
 
-def _per_second(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    found = re.fullmatch(r"([1-9]\d*)(/s)?", value)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is no rate: write 500/s", context, parameter)
-    return int(found[1])
-
-
 @main.command()
 @click.argument("groups", nargs=-1, metavar="[GROUP]...")
 @click.option("--all", "is_whole", is_flag=True, help="The whole project.")
@@ -208,7 +208,7 @@ def _per_second(context: click.Context, parameter: click.Parameter, value: str) 
 )
 @click.option(
     "--rate",
-    callback=_per_second,
+    callback=per_second,
     default="10000/s",
     show_default=True,
     metavar="N/s",
@@ -224,19 +224,14 @@ def _per_second(context: click.Context, parameter: click.Parameter, value: str) 
 )
 @click.option(
     "--max-misses",
-    callback=_per_second,
+    callback=per_second,
     metavar="N/s",
     default="200/s",
     show_default=True,
     help="Extra reads of the source that may follow.",
 )
 @click.option("--resume", is_flag=True, help="Go on with the purge that was stopped.")
-@click.option(
-    "--state",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="HOTPLATE_STATE",
-    help="The folder in which it keeps where it is.  [default: ~/.local/state/hotplate]",
-)
+@state_option
 @chdir_option
 def purge(
     groups: tuple[str, ...],

@@ -13,7 +13,15 @@ import click
 
 from hotplate.errors import HotplateError
 
-__all__ = ["chdir_option", "fail", "named", "open_store", "told"]
+__all__ = [
+    "chdir_option",
+    "fail",
+    "named",
+    "open_store",
+    "per_second",
+    "state_option",
+    "told",
+]
 
 # passwords as they stand in a URL and in a connection string
 _SECRETS: Final = (
@@ -32,6 +40,24 @@ def chdir_option(function: _F) -> _F:
         default=Path(),
         help="The feature repo's folder; the current one if left out.",
     )(function)
+
+
+def state_option(function: _F) -> _F:
+    """The option that names the folder in which a command keeps where it is."""
+    return click.option(
+        "--state",
+        type=click.Path(file_okay=False, path_type=Path),
+        envvar="HOTPLATE_STATE",
+        help="The folder in which it keeps where it is.  [default: ~/.local/state/hotplate]",
+    )(function)
+
+
+def per_second(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    """Reads a rate, as in `500/s`, for an option."""
+    found = re.fullmatch(r"([1-9]\d*)(/s)?", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no rate: write 500/s", context, parameter)
+    return int(found[1])
 
 
 @contextmanager

@@ -13,7 +13,15 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hotplate.cli_repo import chdir_option, fail, named, open_store, told
+from hotplate.cli_repo import (
+    chdir_option,
+    fail,
+    named,
+    open_store,
+    per_second,
+    state_option,
+    told,
+)
 from hotplate.durations import format_duration
 from hotplate.pace import giving_way
 from hotplate.sizes import format_bytes, parse_share
@@ -35,13 +43,6 @@ def _share(context: click.Context, parameter: click.Parameter, value: str | None
     if not 0 < found <= 1:
         raise click.BadParameter(f"{value!r}: write 90%", context, parameter)
     return found
-
-
-def _rate(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    found = re.fullmatch(r"([1-9]\d*)(/s)?", value)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is no rate: write 2000/s", context, parameter)
-    return float(found[1])
 
 
 def _part(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -78,7 +79,7 @@ def _part(context: click.Context, parameter: click.Parameter, value: str) -> tup
 )
 @click.option(
     "--peak",
-    callback=_rate,
+    callback=per_second,
     default="1000/s",
     show_default=True,
     metavar="N/s",
@@ -102,12 +103,7 @@ def _part(context: click.Context, parameter: click.Parameter, value: str) -> tup
 @click.option("--dry-run", is_flag=True, help="Say what would be read, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="What is chosen and done, for machines.")
 @click.option("--resume", is_flag=True, help="Go on with the warming that was stopped.")
-@click.option(
-    "--state",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="HOTPLATE_STATE",
-    help="The folder in which it keeps where it is.  [default: ~/.local/state/hotplate]",
-)
+@state_option
 @chdir_option
 def warm(
     groups: tuple[str, ...],
@@ -116,7 +112,7 @@ def warm(
     coverage: float,
     days: int,
     hours: int,
-    peak: float,
+    peak: int,
     most: float,
     part: tuple[int, int],
     ids: tuple[Path, ...],
