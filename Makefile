@@ -41,12 +41,12 @@ lint: $(VENV)/.dev ## ruff
 types: $(VENV)/.dev ## mypy --strict
 	$(BIN)/mypy
 
-test: lint types fast ## lint, types, tests (some eight minutes on two cores)
+test: lint types fast ## lint, types, tests (some ten minutes on two cores)
 
 fast: $(VENV)/.dev ## tests alone, on up to four cores
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not heavy" $(ARGS)
 
-heavy: $(VENV)/.dev ## the tests that start whole processes, clusters or Spark (ten minutes more)
+heavy: $(VENV)/.dev ## the tests that start whole processes, clusters or Spark (minutes more)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m heavy $(ARGS)
 
 soak: $(VENV)/.dev ## the randomized comparisons, 100,000 operations a store and minutes of a fleet (over an hour)

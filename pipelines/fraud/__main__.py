@@ -587,7 +587,7 @@ def _summary(report: Report) -> str:
 def run(context: click.Context, data: Path | None, requests: int, payments: int) -> None:
     """Everything, on a server of its own: data, features, model, decisions, report.
 
-    What it makes lies in run/ of --work, anew each time. Takes some three minutes.
+    What it makes lies in run/ of --work, anew each time. Takes some minutes.
     """
 
     def step(number: int, what: str) -> None:
