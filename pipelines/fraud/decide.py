@@ -39,7 +39,7 @@ __all__ = [
 APPROVE, REVIEW, DECLINE = DECISIONS = ("approve", "review", "decline")
 MODEL: Final = "fraud"
 """What `online_store.outputs` calls it."""
-_AHEAD_AT_ONCE: Final = 500
+_AHEAD_AT_ONCE: Final = 500  # reads
 _ID_INPUTS: Final = {"customer_id": "customer_ids", "terminal_id": "terminal_ids"}
 
 
@@ -257,6 +257,7 @@ class Decider:
         self._scorer = scorer
         service = store.get_feature_service(bundle.service)
         self._reader = self._hot.reader(service, order=list(bundle.features))
+        self._views = [projection.name for projection in service.feature_view_projections]
         self._ids = {name: _ID_INPUTS[name] for name in self._reader.join_keys}
         self.outputs = None
         if (layers or Layers()).outputs:
@@ -268,22 +269,16 @@ class Decider:
         """Read the features of entities before they are asked for.
 
         Args:
-            customer_ids, terminal_ids: of each kind, each once, in any order.
+            customer_ids, terminal_ids: of each kind, each once.
 
         Raises:
             HotplateError: features cannot be read.
         """
-        # one has more entities than the other: the last one of the shorter list goes on with them
-        count = max(len(customer_ids), len(terminal_ids))
-        if not customer_ids or not terminal_ids:
-            return
-        pairs = {
-            "customer_ids": [*customer_ids, *[customer_ids[-1]] * (count - len(customer_ids))],
-            "terminal_ids": [*terminal_ids, *[terminal_ids[-1]] * (count - len(terminal_ids))],
-        }
-        for at in range(0, count, _AHEAD_AT_ONCE):
-            upto = slice(at, at + _AHEAD_AT_ONCE)
-            self._reader.read({name: pairs[column][upto] for name, column in self._ids.items()})
+        rehearsal = self._hot.rehearsal(self._views)
+        for name, ids in (("customer_id", customer_ids), ("terminal_id", terminal_ids)):
+            if name in rehearsal.kinds:
+                for batch in rehearsal.batches(name, [(one,) for one in ids], _AHEAD_AT_ONCE):
+                    rehearsal.read(batch)
 
     def decide(self, payments: Payments) -> Decided:
         """Decide payments, in one read of features and at most one call of the model.

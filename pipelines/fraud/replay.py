@@ -273,13 +273,12 @@ def _answer(pipe: Any, given: tuple[Any, ...], device: str, stage: Stage) -> Non
         decider = Decider(store, bundle, scorer, stage.layers)
         if stage.layers.warming:
             decider.read_ahead(*work.recent())
-        ahead = _hits(store)
         while True:
             asked = pipe.recv()
             if asked == "ready":
                 pipe.send((scorer.way, _bounds_s(store), _loads(store)))
             elif asked == "counts":
-                pipe.send((_loads(store), _since(ahead, _hits(store)), _families(decider)))
+                pipe.send((_loads(store), _hits(store), _families(decider)))
             else:
                 pipe.send(_ask(decider, asked))
     except EOFError:
@@ -478,17 +477,6 @@ def _loads(store: Any) -> int:
 def _hits(store: Any) -> dict[str, tuple[int, int]]:
     groups = hotplate.of(store).stats().groups
     return {name: (group.hits, group.reads) for name, group in groups.items() if group.reads}
-
-
-def _since(
-    before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]
-) -> dict[str, tuple[int, int]]:
-    found = {}
-    for name, (hits, reads) in now.items():
-        hits_before, reads_before = before.get(name, (0, 0))
-        if reads > reads_before:
-            found[name] = hits - hits_before, reads - reads_before
-    return found
 
 
 def _families(decider: Decider) -> list[dict[str, Any]]:

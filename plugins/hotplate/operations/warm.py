@@ -293,7 +293,7 @@ class Warming:
         **clocks: Any,
     ) -> None:
         self._rehearsal, self._rate = rehearsal, rate
-        self._warmer = Warmer(rehearsal.reader(), rate, pace or Pace(1), suffers=suffers, **clocks)
+        self._warmer = Warmer(rehearsal.read, rate, pace or Pace(1), suffers=suffers, **clocks)
 
     @property
     def step(self) -> int:

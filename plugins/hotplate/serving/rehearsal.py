@@ -7,7 +7,7 @@ is there already is not read again, and one that is invalidated meanwhile is not
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -198,7 +198,3 @@ class Rehearsal:
     def is_full(self) -> bool:
         """Whether more of it would push out what is there, and nobody else would have it."""
         return self._runtime.shared() is None and self._runtime.engine.memory.is_nearly_full
-
-    def reader(self) -> Callable[[Batch], None]:
-        """`read`, for a warmer."""
-        return self.read

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
-__all__ = ["Dated", "dated", "private"]
+import pyarrow as pa
+
+__all__ = ["Dated", "dated", "private", "table_of"]
 
 
 class Dated(NamedTuple):
@@ -29,6 +31,17 @@ def dated(folder: Path, pattern: str) -> list[Dated]:
             continue
         found.append(Dated(seen.st_mtime_ns, seen.st_size, path))
     return sorted(found, reverse=True)
+
+
+def table_of(columns: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:
+    """Columns as a table of a schema whose dictionaries are of texts."""
+    arrays = [
+        pa.array(values, pa.string()).dictionary_encode()
+        if pa.types.is_dictionary(field.type)
+        else pa.array(values, field.type)
+        for values, field in zip(columns, schema, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 @contextmanager

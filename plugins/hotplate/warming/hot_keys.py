@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hotplate.warming.files import dated, private
+from hotplate.warming.files import dated, private, table_of
 
 __all__ = ["HotKey", "HotKeyFiles"]
 
@@ -66,15 +66,9 @@ class HotKeyFiles:
             [one.view for one in held],
             [one.key for one in held],
         )
-        arrays = [
-            pa.array(column, pa.string())
-            if not pa.types.is_dictionary(field.type)
-            else pa.array(column, pa.string()).dictionary_encode()
-            for column, field in zip(columns, _SCHEMA, strict=True)
-        ]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            table = pa.Table.from_arrays(arrays, schema=_SCHEMA)
+            table = table_of(columns, _SCHEMA)
             with private(path) as file:
                 pq.write_table(table, file, compression="zstd")
             self._forget()

@@ -6,7 +6,7 @@ is left out and counted: no read waits for it or fails.
 
 A row is one entity of one request: `at` (timestamp, microseconds, UTC), `request` (a running number
 of this process), `entity` (its join keys, with commas), `key` (its values as a JSON list, or a
-keyed hash of that, unless the deployment allows ids), `views` (read for it, with commas) and
+hash of that, unless the deployment allows ids), `views` (read for it, with commas) and
 `weight` (how many requests this one stands for; their sum is the number of requests).
 
 Files appear whole, by renaming; `traffic-HOST-PID-NUMBER.parquet`. The oldest go when all of them
@@ -40,7 +40,7 @@ from hotplate.forks import restart_in_children
 from hotplate.keys import values_of
 from hotplate.seldom import Seldom
 from hotplate.stats import TrafficStats
-from hotplate.warming.files import dated, private
+from hotplate.warming.files import dated, private, table_of
 
 __all__ = ["SCHEMA", "TrafficLog", "TrafficSettings", "key_of"]
 
@@ -242,14 +242,7 @@ class TrafficLog:
         )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            columns = dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True))
-            arrays = [
-                pa.array(columns[field.name], field.type)
-                if not pa.types.is_dictionary(field.type)
-                else pa.array(columns[field.name]).dictionary_encode()
-                for field in SCHEMA
-            ]
-            table = pa.Table.from_arrays(arrays, schema=SCHEMA)
+            table = table_of(zip(*rows, strict=True), SCHEMA)
             with private(path) as file:
                 pq.write_table(table, file, compression="zstd")
         except Exception as error:  # noqa: BLE001 - whatever a disk may say, nobody waits for it
