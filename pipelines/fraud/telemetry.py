@@ -106,7 +106,8 @@ class Telemetry:
     def text(self) -> bytes:
         """All of it, in Prometheus' text format."""
         with self._lock:
-            return generate_latest(self._registry)
+            text: bytes = generate_latest(self._registry)
+            return text
 
     def _metrics(self) -> Iterator[Metric]:
         decided = CounterMetricFamily(

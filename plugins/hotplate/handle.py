@@ -35,6 +35,7 @@ from hotplate.serving.reader import MatrixReader
 from hotplate.serving.rehearsal import Rehearsal
 from hotplate.serving.runtime import Runtime
 from hotplate.stats import CacheStats, GroupCounters
+from hotplate.telemetry.reading import families, read_families
 from hotplate.warming.selection import SelectionSpec, select
 from hotplate.warming.warmer import WarmingRate, WarmProgress
 from hotplate.windowed import event_log_of, windowed_of
@@ -101,6 +102,25 @@ class Hotplate:
         unread = self._known_groups() - set(counted.groups)
         groups = {**counted.groups, **{name: GroupCounters(name).snapshot() for name in unread}}
         return replace(counted, groups=dict(sorted(groups.items())))
+
+    def metrics(self) -> list[Any]:
+        """All metrics now, as prometheus_client's families, for an endpoint of the application::
+
+            REGISTRY.register(hotplate.telemetry.Collector(hot.metrics))
+
+        Returns:
+            Those of all processes of this host, added up, where the deployment names a folder
+            (`online_store.metrics`); else those of this process alone.
+
+        Raises:
+            TelemetryError: the folder cannot be read.
+        """
+        runtime = self.runtime
+        if runtime.publisher is None:
+            return families(runtime.samples())
+        runtime.begin_publishing()
+        runtime.publisher.write()
+        return read_families(runtime.publisher.folder)
 
     def policies(self) -> dict[str, ResolvedPolicy]:
         """The policy of every group, complete, with where each setting comes from.

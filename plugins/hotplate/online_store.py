@@ -49,6 +49,7 @@ from hotplate.serving.windows import is_computed
 from hotplate.settings import (
     BlobsConfig,
     MemoryConfig,
+    MetricsConfig,
     PreloadConfig,
     Rate,
     SharedConfig,
@@ -111,6 +112,9 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
     preload: PreloadConfig | None = None
     """What a serving process reads before it is ready; see `Hotplate.preload`."""
+
+    metrics: MetricsConfig | None = None
+    """Where processes write down what they count; see `hotplate.telemetry`."""
 
     rewarm: Rate | None = None
     """How many rows a second (`"500/s"`) are read again that were in memory and had to go."""
@@ -415,7 +419,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         if feast_path.is_synthetic(table):
             store, inner = self._inner(config)
             rows: list[_ReadRow] = store.online_read(
-                inner, table, list(entity_keys), _copy(requested_features)
+                inner, table, list(entity_keys), requested_features and list(requested_features)
             )
             return rows
         read = feast_path.read_of(runtime, table, entity_keys, requested_features)
@@ -434,7 +438,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         if feast_path.is_synthetic(table) or not runtime.reads_async:
             store, inner = self._inner_async(config)
             rows: list[_ReadRow] = await store.online_read_async(
-                inner, table, list(entity_keys), _copy(requested_features)
+                inner, table, list(entity_keys), requested_features and list(requested_features)
             )
             return rows
         read = feast_path.read_of(runtime, table, entity_keys, requested_features)
@@ -542,7 +546,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
                 partial=partial,
             )
         finally:
-            runtime.forget_views([*tables_to_delete, *tables_to_keep])
+            runtime.forget_views([*tables_to_delete, *tables_to_keep], "apply")
             runtime.plans.clear()
 
     def note_written_elsewhere(self, config: RepoConfig, table: FeatureView) -> None:
@@ -564,7 +568,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         try:
             store.teardown(inner, [one for one in tables if not is_computed(one)], entities)
         finally:
-            runtime.forget_all(is_heard=any(map(runtime.is_heard, tables)))
+            runtime.forget_all("apply", is_heard=any(map(runtime.is_heard, tables)))
             runtime.plans.clear()
 
     async def initialize(self, config: RepoConfig) -> None:
@@ -593,7 +597,3 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         """Vector and text search, by the wrapped store."""
         store, inner = self._inner(config)
         return store.retrieve_online_documents_v2(inner, *args, **kwargs)
-
-
-def _copy(names: list[str] | None) -> list[str] | None:
-    return None if names is None else list(names)

@@ -31,6 +31,7 @@ from hotplate.sizes import parse_bytes, parse_share
 __all__ = [
     "BlobsConfig",
     "MemoryConfig",
+    "MetricsConfig",
     "PreloadConfig",
     "Rate",
     "SharedConfig",
@@ -46,6 +47,7 @@ _EXAMPLES: Final = {
     "loaders": "loaders: {card_stats: {function: 'module:name'}}",
     "profiles": "profiles: {edge: {default: 5s}}",
     "memory": "memory: {max_bytes: 512MB}",
+    "metrics": "metrics: {folder: /var/lib/hotplate/metrics}",
     "shared": "shared: {connection_string: 'localhost:6379'}",
     "blobs": "blobs: {folder: /var/cache/hotplate}",
     "preload": "preload: {folder: /var/lib/hotplate/preload, budget: 10s}",
@@ -180,6 +182,29 @@ class TrafficConfig(FeastConfigBaseModel):  # type: ignore[misc]
     @classmethod
     def _read_bytes(cls, value: object) -> int:
         return parse_bytes(value)
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _read_duration(cls, value: object) -> int:
+        return _to_wait(value)
+
+
+class MetricsConfig(FeastConfigBaseModel):  # type: ignore[misc]
+    """What processes count, written down for Prometheus and for `hotplate top`."""
+
+    folder: str
+    """Where they write it; made if it is not there. One for all processes of a host."""
+
+    every: int = 1_000_000_000
+    """How often (`"1s"`)."""
+
+    opentelemetry: bool = False
+    """Whether the meter provider of OpenTelemetry is given the same, too."""
+
+    @field_validator("folder")
+    @classmethod
+    def _check_folder(cls, value: str) -> str:
+        return _absolute(value, "/var/lib/hotplate/metrics")
 
     @field_validator("every", mode="before")
     @classmethod

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from hotplate.histogram import AGES_S, WAITS_S, Histogram, HistogramStats
 from hotplate.sizes import format_bytes
 
 __all__ = [
-    "AGE_BOUNDS_S",
-    "AgeHistogram",
     "CacheStats",
     "ChannelStats",
     "EventCounters",
@@ -24,6 +23,8 @@ __all__ = [
     "GroupCounters",
     "GroupStats",
     "HitCounter",
+    "InvalidationCounters",
+    "InvalidationStats",
     "LoaderCounters",
     "LoaderStats",
     "PassedCounters",
@@ -32,11 +33,6 @@ __all__ = [
     "TrafficStats",
 ]
 
-# Upper bounds of the age histogram, seconds: a millisecond to a day, about a factor of 3 apart.
-AGE_BOUNDS_S: Final = (
-    0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_600.0,
-    10_800.0, 86_400.0,
-)  # fmt: skip
 AGE_SAMPLE: Final = 64
 """One request of so many has the ages of what it was served recorded."""
 
@@ -54,6 +50,46 @@ class HitCounter:
     def __init__(self) -> None:
         self.requests = 0
         self.rows = 0
+
+
+@dataclass(frozen=True)
+class InvalidationStats:
+    """What one cause made this process forget.
+
+    Attributes:
+        times: how often.
+        rows: rows dropped from memory, and outputs that had been made of them.
+    """
+
+    times: int
+    rows: int
+
+
+class InvalidationCounters:
+    """Invalidations by cause, one of `CAUSES`."""
+
+    CAUSES: Final = (
+        "write",  # through Feast, in this process
+        "event",  # a window's event, written in this process
+        "asked",  # an entity, a view or all, by `invalidate`, `clear` or a purge
+        "apply",  # `feast apply` or `teardown`
+        "broadcast",  # the wrapped store's server said which keys changed
+        "announced",  # another process said what it wrote or invalidated
+        "gap",  # something may have been missed
+    )
+
+    def __init__(self) -> None:
+        self._counts = {cause: [0, 0] for cause in self.CAUSES}
+
+    def add(self, cause: str, rows: int) -> None:
+        """Count one."""
+        counts = self._counts[cause]
+        counts[0] += 1
+        counts[1] += rows
+
+    def snapshot(self) -> dict[str, InvalidationStats]:
+        """The counts now."""
+        return {cause: InvalidationStats(*counts) for cause, counts in self._counts.items()}
 
 
 class PassedCounters:
@@ -163,26 +199,6 @@ class LoaderCounters:
         return LoaderStats(**{name: getattr(self, name) for name in self.__slots__})
 
 
-class AgeHistogram:
-    """Ages of what was served, sampled: counts below each of `AGE_BOUNDS_S`, and the greatest."""
-
-    __slots__ = ("counts", "max_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(AGE_BOUNDS_S) + 1)
-        self.max_s = 0.0
-
-    def add(self, age_s: float) -> None:
-        """Record one age in seconds."""
-        index = 0
-        for bound in AGE_BOUNDS_S:
-            if age_s <= bound:
-                break
-            index += 1
-        self.counts[index] += 1
-        self.max_s = max(self.max_s, age_s)
-
-
 _COUNTS: Final = (
     "hits_memory",
     "hits_absent",
@@ -217,7 +233,7 @@ class GroupCounters:
         self.name = name
         for count in _COUNTS:
             setattr(self, count, 0)
-        self.ages = AgeHistogram()
+        self.ages = Histogram(AGES_S)
         self.plans: list[HitCounter] = []
 
     hits_memory: int
@@ -255,7 +271,7 @@ class GroupCounters:
         """The counts now."""
         counts = {name: getattr(self, name) for name in _COUNTS}
         counts["hits_memory"] += sum(plan.rows for plan in list(self.plans))
-        return GroupStats(**counts, ages=tuple(self.ages.counts), max_age_s=self.ages.max_s)
+        return GroupStats(**counts, ages=self.ages.snapshot())
 
 
 @dataclass(frozen=True)
@@ -282,8 +298,8 @@ class GroupStats:
             pushed them.
         invalidated: rows dropped by an invalidation.
         entries, bytes: what is held now, keys and bookkeeping included.
-        ages: sampled ages of what was served, counts below each of `AGE_BOUNDS_S`.
-        max_age_s: the greatest sampled age, seconds.
+        ages: of what was served from memory, seconds: the oldest row of one request in
+            `AGE_SAMPLE`.
     """
 
     hits_memory: int
@@ -307,8 +323,7 @@ class GroupStats:
     invalidated: int
     entries: int
     bytes: int
-    ages: tuple[int, ...]
-    max_age_s: float
+    ages: HistogramStats
 
     @property
     def hits(self) -> int:
@@ -345,6 +360,7 @@ class ChannelStats:
         announce_errors: attempts to send that failed; they are repeated.
         pending: messages that still wait to be sent.
         last_error: why the last session ended or could not begin; None if none did.
+        lags: how long messages to this process itself were under way, seconds; one each 100 ms.
     """
 
     is_whole: bool
@@ -356,6 +372,7 @@ class ChannelStats:
     announce_errors: int
     pending: int
     last_error: str | None
+    lags: HistogramStats
 
 
 @dataclass(frozen=True)
@@ -426,6 +443,9 @@ class CacheStats:
         groups: by name.
         entries, bytes: what the memory tier holds.
         source_batches: round trips to the source: one a request that misses, however many groups.
+        source_seconds: how long each took, those that failed included.
+        invalidations: what made this process forget, by cause; see `InvalidationCounters.CAUSES`.
+        ttls_s: seconds that a value of each group that was read may be served; infinite for ever.
         requests_passed: requests that no plan answered: `feast_path` took Feast's own path with
             the cache below it; `refused`, among them, were wrong in themselves; `whole` went to a
             wrapped store that answers whole requests and has no rows to keep (Feast's remote one).
@@ -442,6 +462,9 @@ class CacheStats:
     entries: int
     bytes: int
     source_batches: int
+    source_seconds: HistogramStats = field(default_factory=lambda: Histogram(WAITS_S).snapshot())
+    invalidations: Mapping[str, InvalidationStats] = field(default_factory=dict)
+    ttls_s: Mapping[str, float] = field(default_factory=dict)
     requests_passed: Mapping[str, int] = field(default_factory=dict)
     cache_faults: int = 0
     loaders: Mapping[str, LoaderStats] = field(default_factory=dict)

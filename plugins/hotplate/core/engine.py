@@ -46,6 +46,7 @@ from hotplate.core.refresh import Refresher
 from hotplate.core.request import Answer, Bound, Reading, Want, aged
 from hotplate.core.sharing import Sharing
 from hotplate.core.steps import LoadStep, PauseStep, Steps, WaitStep, run, run_async
+from hotplate.histogram import WAITS_S, Histogram
 from hotplate.invalidation.local import Domain
 from hotplate.keys import Key
 from hotplate.stats import GroupCounters
@@ -102,6 +103,7 @@ class Engine:
         self.memory = MemoryTier(bounds, self._count_added, self._count_removed)
         self.flights = Flights()
         self.source_batches = 0
+        self.source_seconds = Histogram(WAITS_S)
         self.refresher = Refresher(self._refresh)
         self._last_good = LastGood(self.memory, clock)
         self._sharing = Sharing(self.memory, domain, clock, self._ask_source)
@@ -123,6 +125,11 @@ class Engine:
     def group_counters(self) -> Mapping[str, GroupCounters]:
         """Every group's counters, by name."""
         return dict(self._counters)
+
+    @property
+    def rehearsed(self) -> int:
+        """Reads that nobody asked for."""
+        return self._rehearsed.snapshot().reads
 
     def _count_added(self, token: int, size: int) -> None:
         counters = self._counters_by_token(token)
@@ -388,6 +395,8 @@ class Engine:
             for want, _ in batches:
                 want.counters.load_errors += 1
             raise
+        finally:
+            self.source_seconds.add((self.clock.now_ns() - began_ns) / 1e9)
         stamp = began_ns.to_bytes(8, "big")
         failed: list[Exception] = []
         for (want, keys), bodies in zip(batches, loaded, strict=True):

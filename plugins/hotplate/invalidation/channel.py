@@ -38,6 +38,7 @@ from typing import Any, Final, Protocol
 from hotplate.clock import Clock
 from hotplate.contracts import NOTHING_UNHEARD, Lease
 from hotplate.forks import leave_behind, restart_in_children
+from hotplate.histogram import WAITS_S, Histogram
 from hotplate.invalidation.messages import Change, decode
 from hotplate.invalidation.session import CHANGED_KEYS, LEASE_NS, Session
 from hotplate.seldom import Seldom
@@ -94,6 +95,7 @@ class Channel:
         self._term = 0
         self._reset()
         self.sessions = self.gaps = self.keys_heard = self.changes_heard = 0
+        self.lags = Histogram(WAITS_S)
         self.last_error: str | None = None
         self._seldom = Seldom()
         restart_in_children(self)
@@ -214,6 +216,10 @@ class Channel:
         with self._lock:
             if self._session is session:
                 self.lease.until_ns = until_ns
+
+    def note_lag(self, sent_ns: int) -> None:
+        """Count how long a probe was under way."""
+        self.lags.add((self._clock.now_ns() - sent_ns) / 1e9)
 
     def end(self, session: Session | None) -> None:
         """A session is over: nothing is known until the next."""

@@ -134,10 +134,10 @@ class Domain:
                 self._by_token.pop(token, None)
         return dropped
 
-    def invalidate_all(self, project: str) -> None:
-        """Forget everything of a project."""
+    def invalidate_all(self, project: str) -> int:
+        """Forget everything of a project; returns how many rows were dropped."""
         views = list(self._views.values())
-        self.invalidate_views([view for view in views if view.identity.project == project])
+        return self.invalidate_views([view for view in views if view.identity.project == project])
 
     def _all_members(self) -> list[Member]:
         with self._lock:  # a weak set must not be iterated while another thread joins

@@ -43,6 +43,9 @@ class Owner(Protocol):
     def renew(self, session: Session, until_ns: int, /) -> None:
         """A probe came back from every primary."""
 
+    def note_lag(self, sent_ns: int, /) -> None:
+        """A probe that was sent then came back now."""
+
     def tell(self, channel: bytes, body: Any, /) -> None:
         """A message came that is no probe."""
 
@@ -124,8 +127,10 @@ class Session:
                 if self._is_over.is_set():
                     return
                 if channel == ear.name:
-                    ear.heard(int(body))
+                    sent_ns = int(body)
+                    ear.heard(sent_ns)
                     self._channel.renew(self, min(one.until_ns for one in self._ears))
+                    self._channel.note_lag(sent_ns)
                 else:
                     self._channel.tell(channel, body)
         except Exception as error:  # noqa: BLE001 - as above

@@ -162,6 +162,7 @@ class Purge:
                 announced; the position is kept.
         """
         self._file.save(self._position)
+        self._runtime.begin_publishing()
         is_over = False
         try:
             for _ in range(_PASSES_MAX):
@@ -286,7 +287,9 @@ class Purge:
             for pace in paces:
                 pace.take(len(part))
             try:
-                self._position.removed += self._pool.unlink(part)
+                removed = self._pool.unlink(part)
+                self._position.removed += removed
+                self._runtime.purged += removed
                 self._pool.unlink(self._shared.ties_of(part))
             finally:  # also when stopped: what is gone is not found, and not told, another time
                 self._tell([name for key in part if (name := names.get(key)) is not None])
@@ -300,7 +303,8 @@ class Purge:
             by_view.setdefault(self._view(name), []).append((name.shape, name.values))
         runtime = self._runtime
         for view, shaped in by_view.items():
-            runtime.domain.invalidate_entities(runtime.project, view, shaped)
+            dropped = runtime.domain.invalidate_entities(runtime.project, view, shaped)
+            runtime.invalidations.add("asked", dropped)
             runtime.coherence.announce(view, shaped)
         self._await_announcer()
 

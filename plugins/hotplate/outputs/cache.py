@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -431,6 +432,10 @@ class OutputCache:
             self._off,
         )
 
+    def stats_after(self) -> Callable[[], OutputStats]:
+        """What says what was counted, once this cache is no more."""
+        return partial(_stats_after, self.name, self.version, self._counts, self._tier)
+
     def families(self) -> tuple[FamilyStats, ...]:
         """Counts by family, those with the most rows first; none where the policy names none."""
         return () if self._families is None else self._families.stats(self.clock.now_ns())
@@ -548,6 +553,10 @@ class OutputCache:
             self.switch_off(
                 f"{share:.2%} of {compared:,} compared outputs differed from fresh ones"
             )
+
+
+def _stats_after(name: str, version: str, counts: OutputCounts, tier: OutputTier) -> OutputStats:
+    return OutputStats(name, version, counts.snapshot(), 0, 0, tier.evicted, tier.invalidated, "")
 
 
 def _apart(left: Values, right: Values) -> tuple[list[float], list[float]]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["OutputCounts", "OutputStats"]
+__all__ = ["OutputCounts", "OutputStats", "by_version"]
 
 
 class OutputCounts:
@@ -118,6 +118,28 @@ class OutputStats:
     def rule_errors(self) -> dict[str, int]:
         """Rule -> batches that it could not judge."""
         return _under("rule error: ", self.counts)
+
+
+def by_version(stats: Iterable[OutputStats]) -> list[OutputStats]:
+    """Those of one version of a model, added up."""
+    found: dict[tuple[str, str], OutputStats] = {}
+    for one in stats:
+        place = one.model, one.version
+        found[place] = _together(found[place], one) if place in found else one
+    return list(found.values())
+
+
+def _together(left: OutputStats, right: OutputStats) -> OutputStats:
+    return OutputStats(
+        left.model,
+        left.version,
+        Counter(left.counts) + Counter(right.counts),
+        left.entries + right.entries,
+        left.size_bytes + right.size_bytes,
+        left.evicted + right.evicted,
+        left.invalidated + right.invalidated,
+        right.off or left.off,
+    )
 
 
 def _under(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:

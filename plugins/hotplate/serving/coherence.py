@@ -16,7 +16,7 @@ from hotplate.invalidation.local import Domain
 from hotplate.invalidation.messages import Change, encode
 from hotplate.keys import EntityShape, parse_stored_key
 from hotplate.servers.redis import RedisServer
-from hotplate.stats import ChannelStats
+from hotplate.stats import ChannelStats, InvalidationCounters
 from hotplate.tiers.shared import SharedTier
 
 __all__ = ["Announcement", "Coherence", "server_of"]
@@ -48,6 +48,7 @@ class Coherence:
         server: says where processes meet and whether the server broadcasts what is written into
             the wrapped store; asked once. None where they cannot meet.
         shared: the shared tier, or None.
+        counts: of invalidations.
         is_shared: whether the deployment names a server for it, so that explicit invalidations
             are listened for whatever the groups' policies.
     """
@@ -59,9 +60,11 @@ class Coherence:
         clock: Clock,
         server: Callable[[], tuple[RedisServer | None, bool]],
         shared: Callable[[], SharedTier | None],
+        counts: InvalidationCounters,
         *,
         is_shared: bool,
     ) -> None:
+        self._counts = counts
         self._project = project
         self._topic = f"hotplate:changes:{{{project}}}"
         self._domain = domain
@@ -132,7 +135,7 @@ class Coherence:
             for view in by_shape.get(parsed[0], ())
         ]
         local = [view.key(values) for view, (_, values) in heard]
-        self._domain.invalidate_keys(local)
+        dropped = self._domain.invalidate_keys(local)
         shared = self._shared()
         if shared is not None and heard:
             # the writer may not know that it is there; then what was read from it meanwhile
@@ -141,21 +144,25 @@ class Coherence:
                 by_version.setdefault(view.identity.version, []).append(entity)
             for version, entities in by_version.items():
                 shared.forget_entities(version, entities)
-            self._domain.invalidate_keys(local)
+            dropped += self._domain.invalidate_keys(local)
+        if heard:
+            self._counts.add("broadcast", dropped)
 
     def hear_change(self, change: Change) -> None:
         """Another process announced a change."""
         if change.is_owed:
             self._forget_shared(change)
         if change.view is None:
-            self._domain.invalidate_all(self._project)
+            dropped = self._domain.invalidate_all(self._project)
         elif change.shape is None:
-            self._domain.invalidate_views(self._domain.views_named(self._project, change.view))
+            views = self._domain.views_named(self._project, change.view)
+            dropped = self._domain.invalidate_views(views)
         else:
             shape = change.shape
-            self._domain.invalidate_entities(
+            dropped = self._domain.invalidate_entities(
                 self._project, change.view, ((shape, values) for values in change.entities)
             )
+        self._counts.add("announced", dropped)
 
     def _forget_shared(self, change: Change) -> None:
         """Do in the shared tier what the writer could not."""
@@ -182,7 +189,7 @@ class Coherence:
         # believes what it finds there
         if shared is not None and (self.is_tracked or not is_first):
             shared.forget_views({view.identity.view for view in self._event_views})
-        self._domain.invalidate_views(list(self._event_views))
+        self._counts.add("gap", self._domain.invalidate_views(list(self._event_views)))
 
     def _follow_primary(self, shared: SharedTier | None) -> None:
         """A primary that was replaced may go on answering, and only sentinels know it.
@@ -254,6 +261,7 @@ class Coherence:
             announce_errors=announcer.errors,
             pending=announcer.pending,
             last_error=channel.last_error,
+            lags=channel.lags.snapshot(),
         )
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -14,6 +15,7 @@ from hotplate.outputs.cache import Inputs, OutputCache
 from hotplate.outputs.errors import OutputError
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
+from hotplate.outputs.stats import OutputStats, by_version
 from hotplate.serving.plan import PlanGroup
 from hotplate.serving.reader import MatrixAnswer
 from hotplate.serving.response import CachedResponse
@@ -111,6 +113,7 @@ class Outputs:
         self._runtime = runtime
         self._policies = output_policies(settings)
         self._made: WeakValueDictionary[tuple[str, ...], OutputCache] = WeakValueDictionary()
+        self._gone: list[OutputStats] = []
 
     def of(
         self, model: str, version: str, inputs: InputSchema, policy: OutputPolicy | None
@@ -144,7 +147,13 @@ class Outputs:
                 blobs=runtime.blobs(),
             )
             found = self._made.setdefault(name, made)
+            if found is made:
+                weakref.finalize(made, _retire, self._gone, made.stats_after()).atexit = False
         return found
+
+    def stats(self) -> list[OutputStats]:
+        """Counts of each version of a model, those of caches that were let go included."""
+        return by_version([*self._gone, *(cache.stats() for cache in list(self._made.values()))])
 
     @property
     def are_shared(self) -> bool:
@@ -164,6 +173,11 @@ class Outputs:
                 "online_store.outputs: whoever invalidates features must know of it, too"
             )
         return SharedOutputs(tier, model, identity, policy.ttl_ns)
+
+
+def _retire(gone: list[OutputStats], after: Callable[[], OutputStats]) -> None:
+    """A cache was let go: what it counted stays."""
+    gone[:] = by_version([*gone, after()])
 
 
 def output_policies(settings: Mapping[str, Any]) -> dict[str, OutputPolicy]:

@@ -11,6 +11,7 @@ from feast.infra.registry.base_registry import BaseRegistry
 
 from hotplate.contracts import NO_LEASE_NEEDED, Lease
 from hotplate.core.engine import Bound
+from hotplate.durations import NO_LIMIT_NS
 from hotplate.errors import PolicyError
 from hotplate.policy import PolicyLayers, ResolvedPolicy, Stray, TaggedPolicy, TTLMap, read_tags
 
@@ -173,6 +174,11 @@ class PolicyBook:
             )
         return strays
 
+    def ttls_s(self) -> dict[str, float]:
+        """Seconds that a value of each group that was read may be served; infinite for ever."""
+        bounds = list(self._page.bounds.items())
+        return {group: _seconds(bound.policy) for (group, _), bound in bounds}
+
     def bound(self, table: Any) -> tuple[str, Bound]:
         """The group of a feature view and the policy it is read under."""
         try:
@@ -224,6 +230,12 @@ def no_channel(group: str) -> PolicyError:
         "there is none",
         fix="Name one under online_store.shared, or write coherence: ttl.",
     )
+
+
+def _seconds(policy: ResolvedPolicy) -> float:
+    if not policy.is_cached:
+        return 0.0
+    return float("inf") if policy.ttl_ns >= NO_LIMIT_NS else policy.ttl_ns / 1e9
 
 
 def _never(group: str) -> ResolvedPolicy:

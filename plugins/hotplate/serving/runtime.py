@@ -46,7 +46,9 @@ from hotplate.serving.wrapped import WrappedStore
 from hotplate.sources.feast import FeastSource
 from hotplate.sources.postgres import PostgresReader, is_postgres_store
 from hotplate.sources.redis import RedisReader, is_redis_store
-from hotplate.stats import CacheStats, GroupCounters, PassedCounters
+from hotplate.stats import CacheStats, GroupCounters, InvalidationCounters, PassedCounters
+from hotplate.telemetry.catalogue import Measured, Sample, measure
+from hotplate.telemetry.publisher import Publisher
 from hotplate.tiers.blobs import BlobTier
 from hotplate.tiers.memory import MemoryBounds
 from hotplate.tiers.shared import SharedBounds, SharedTier
@@ -100,12 +102,14 @@ class Runtime:
             self.rewarmer = self.engine.rewarm = Rewarmer(
                 self.engine, settings.rewarm, self.domain.view_of, self.resolve
             )
+        self.invalidations = InvalidationCounters()
         self.coherence = Coherence(
             self.project,
             self.domain,
             clock,
             self.meeting_place,
             self.shared,
+            self.invalidations,
             is_shared=settings.shared is not None,
         )
         self.policies = PolicyBook(
@@ -128,6 +132,10 @@ class Runtime:
         self._blobs: dict[str, BlobTier | None] = {}
         self.outputs = Outputs(self, settings.outputs)
         self.passed = PassedCounters()
+        self.purged = 0
+        self.publisher: Publisher | None = None
+        if (metrics := settings.metrics) is not None:
+            self.publisher = Publisher(Path(metrics.folder), metrics.every / 1e9, self.samples)
         self.cache_faults = 0
         self._answers_whole: bool | None = None
         self._reads_async: bool | None = None
@@ -189,6 +197,7 @@ class Runtime:
         view.is_shareable = not is_windowed(table)
         group, bound = self.policies.bound(table)
         self.coherence.note_view(view, is_event=bound.lease is not NO_LEASE_NEEDED)
+        self.begin_publishing()
         return view, bound, self.engine.counters(group, view)
 
     def identity(self, table: Any, shape: EntityShape | None = None) -> ViewIdentity:
@@ -303,6 +312,7 @@ class Runtime:
         data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
     ) -> None:
         """Forget the entities of rows that were written, here and in the processes that listen."""
+        self.begin_publishing()
         self.loaders.note_written(table)
         # where Redis broadcasts what is written into it, nothing need be said
         is_said = self.is_heard(table) and not self.coherence.is_broadcast()
@@ -310,7 +320,7 @@ class Runtime:
         if not (is_known or is_said or self.shared()):
             return  # nobody here has read the view yet, as in a job that only writes
         shaped = shapes_and_values(row[0] for row in data)
-        self._forget(table, shaped, self._versions(table), is_heard=is_said)
+        self._forget(table, shaped, self._versions(table), is_heard=is_said, cause="write")
 
     async def forget_written_async(
         self,
@@ -345,6 +355,7 @@ class Runtime:
 
     def append_batch(self, log: Log, batch: Batch) -> None:
         """The same for a batch of events."""
+        self.begin_publishing()
         try:
             self.event_logs.append(log, batch)
         finally:  # also after an error: part of the batch may have been written
@@ -362,9 +373,10 @@ class Runtime:
         """
         for name, cache in log.said.readers.items():
             if touched is None:
-                self.domain.invalidate_views(self.domain.views_named(self.project, name))
+                dropped = self.domain.invalidate_views(self.domain.views_named(self.project, name))
             else:
-                self.domain.invalidate_entities(self.project, name, touched)
+                dropped = self.domain.invalidate_entities(self.project, name, touched)
+            self.invalidations.add("event", dropped)
             if cache == "exact" and not self.event_logs.is_in_process and not is_announced:
                 self.coherence.announce(name, touched)
 
@@ -385,7 +397,8 @@ class Runtime:
         Returns:
             How many rows were dropped here.
         """
-        return self._forget(table, shaped, self.every_version(table), is_heard=is_heard)
+        versions = self.every_version(table)
+        return self._forget(table, shaped, versions, is_heard=is_heard, cause="asked")
 
     def _forget(
         self,
@@ -394,6 +407,7 @@ class Runtime:
         versions: Iterable[str],
         *,
         is_heard: bool,
+        cause: str,
     ) -> int:
         # In this order: what is still in the shared tier could be read into memory again, and what
         # others are told of they may look for at once.
@@ -402,6 +416,7 @@ class Runtime:
             for version in versions:
                 shared.forget_entities(version, shaped)
         count = self.domain.invalidate_entities(self.project, table.name, shaped)
+        self.invalidations.add(cause, count)
         if is_heard:
             self.coherence.announce(table.name, shaped)
         return count
@@ -423,8 +438,12 @@ class Runtime:
         older = (f"{table.name}_v{number}" for number in range(1, latest + 1))  # as Feast has it
         return {table.name, *older, *self._versions(table)}
 
-    def forget_views(self, tables: Iterable[Any]) -> int:
+    def forget_views(self, tables: Iterable[Any], cause: str = "asked") -> int:
         """Forget feature views as a whole, here and in the processes that listen.
+
+        Args:
+            tables: which.
+            cause: as which this counts.
 
         Returns:
             How many rows were dropped here.
@@ -435,6 +454,7 @@ class Runtime:
             shared.forget_views(distinct)
         views = [view for name in distinct for view in self.domain.views_named(self.project, name)]
         dropped = self.domain.invalidate_views(views)
+        self.invalidations.add(cause, dropped)
         for name, table in distinct.items():
             if self.is_heard(table):
                 self.coherence.announce(name, None)
@@ -443,14 +463,15 @@ class Runtime:
     def forget_here(self, table: Any) -> None:
         """Forget a feature view in this process, after others wrote it through their own caches."""
         self.loaders.note_written(table)
-        self.domain.invalidate_views(self.domain.views_named(self.project, table.name))
+        views = self.domain.views_named(self.project, table.name)
+        self.invalidations.add("write", self.domain.invalidate_views(views))
 
-    def forget_all(self, *, is_heard: bool = False) -> None:
+    def forget_all(self, cause: str = "asked", *, is_heard: bool = False) -> None:
         """Forget everything of this project, here and, where `is_heard`, in other processes."""
         shared = self.shared()
         if shared is not None:
             shared.forget_all()
-        self.domain.invalidate_all(self.project)
+        self.invalidations.add(cause, self.domain.invalidate_all(self.project))
         if is_heard:
             self.coherence.announce(None, None)
 
@@ -472,6 +493,8 @@ class Runtime:
             shared.close()
         if self.traffic is not None:
             self.traffic.close()
+        if self.publisher is not None:
+            self.publisher.close()
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -483,6 +506,9 @@ class Runtime:
             entries=len(self.engine.memory),
             bytes=self.engine.memory.size_bytes,
             source_batches=self.engine.source_batches,
+            source_seconds=self.engine.source_seconds.snapshot(),
+            invalidations=self.invalidations.snapshot(),
+            ttls_s=self.policies.ttls_s(),
             requests_passed=self.passed.snapshot(),
             cache_faults=self.cache_faults,
             loaders=self.loaders.stats(),
@@ -492,6 +518,25 @@ class Runtime:
             traffic=None if self.traffic is None else self.traffic.stats(),
             rewarm=None if self.rewarmer is None else self.rewarmer.stats(),
         )
+
+    def samples(self) -> list[Sample]:
+        """The values of all metrics now."""
+        return list(
+            measure(
+                Measured(
+                    self.project,
+                    self.stats(),
+                    self.outputs.stats(),
+                    self.engine.rehearsed,
+                    self.purged,
+                )
+            )
+        )
+
+    def begin_publishing(self) -> None:
+        """From now on metrics are written, where the deployment says so."""
+        if self.publisher is not None and not self.publisher.is_running:
+            self.publisher.start()
 
 
 class _ChosenSource:

@@ -1,0 +1,225 @@
+"""The folder in which the processes of a host write down what they count.
+
+The files are those of prometheus_client's mode for several processes, so that whatever reads that
+mode reads these, Feast's own metrics server among them: `counter_ID.db`, `histogram_ID.db` and
+`gauge_liveMODE_ID.db`, where ID is `hotplate-PID-START-NAMESPACE-NUMBER`. They are maps of memory:
+a process that is killed has lost nothing that it wrote.
+
+Counts of processes that have ended stay, since a counter must not fall; their gauges go, and where
+there are many such processes their counts are added up in one file. A process that finds nobody
+alive in the folder begins anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.utils import floatToGoString
+
+from hotplate.histogram import HistogramStats
+from hotplate.telemetry.catalogue import Sample
+
+__all__ = ["ProcessFiles", "clean", "counted", "started"]
+
+_MANY: Final = 16  # processes that have ended, before their counts are added up
+_ENDED: Final = "hotplate-0-0-0-0"
+_known_keys: Final[dict[tuple[str, tuple[str, ...]], tuple[str, ...]]] = {}
+
+
+class ProcessFiles:
+    """The files of one process, or of one cache in it. Not for several threads at once.
+
+    Args:
+        folder: made if it is not there.
+        number: which cache of the process.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        pid = os.getpid()
+        self._id = f"hotplate-{pid}-{started(pid)}-{_namespace()}-{number}"
+        self._open: dict[str, MmapedDict] = {}
+        self._written: dict[tuple[str, str], float] = {}
+        weakref.finalize(self, _close, self._open)  # also where nobody closes it
+
+    def write(self, samples: Iterable[Sample], baseline: Mapping[str, float]) -> None:
+        """Write values, those that differ from what stands there.
+
+        Args:
+            samples: all of them.
+            baseline: what to take off, by key; see `counted`.
+        """
+        for kind, key, value in _values(samples):
+            value -= baseline.get(key, 0.0)
+            place = kind, key
+            if self._written.get(place) != value:
+                self._file(kind).write_value(key, value, 0.0)
+                self._written[place] = value
+
+    def _file(self, kind: str) -> MmapedDict:
+        found = self._open.get(kind)
+        if found is None:
+            found = self._open[kind] = MmapedDict(str(self._folder / f"{kind}_{self._id}.db"))
+        return found
+
+    def forsake(self) -> list[MmapedDict]:
+        """Leave the files to the process that opened them; what keeps them open is returned."""
+        kept = list(self._open.values())
+        self._open.clear()
+        return kept
+
+    def close(self) -> None:
+        """Close them; gauges of what is no more go."""
+        _close(self._open)
+        self._written.clear()
+
+
+def _close(opened: dict[str, MmapedDict]) -> None:
+    for kind, file in opened.items():
+        file.close()
+        if kind.startswith("gauge"):
+            with suppress(OSError):
+                os.unlink(file._fname)
+    opened.clear()
+
+
+def counted(samples: Iterable[Sample]) -> dict[str, float]:
+    """Counters and histograms by key, as a `baseline`."""
+    return {key: value for kind, key, value in _values(samples) if not kind.startswith("gauge")}
+
+
+def _values(samples: Iterable[Sample]) -> Iterator[tuple[str, str, float]]:
+    """Kind of file, key in it, value."""
+    for sample in samples:
+        metric, value = sample.metric, sample.value
+        keys = _known_keys.get((metric.name, sample.labels))
+        if keys is None:
+            keys = _known_keys[metric.name, sample.labels] = _keys_of(sample)
+        if isinstance(value, HistogramStats):
+            for key, part in zip(keys, (*value.counts, value.total), strict=True):
+                yield "histogram", key, float(part)
+        elif metric.kind == "gauge":
+            yield f"gauge_live{metric.across}", keys[0], float(value)
+        else:
+            yield "counter", keys[0], float(value)
+
+
+def _keys_of(sample: Sample) -> tuple[str, ...]:
+    metric, labels = sample.metric, list(sample.labels)
+    names = list(metric.labels)
+    if not isinstance(sample.value, HistogramStats):
+        return (mmap_key(metric.family, metric.name, names, labels, metric.said),)
+    bounds = [floatToGoString(bound) for bound in (*sample.value.bounds, float("inf"))]
+    buckets = [
+        mmap_key(
+            metric.name, f"{metric.name}_bucket", [*names, "le"], [*labels, bound], metric.said
+        )
+        for bound in bounds
+    ]
+    return (*buckets, mmap_key(metric.name, f"{metric.name}_sum", names, labels, metric.said))
+
+
+# -- processes that have ended ---------------------------------------------------------------------
+
+
+def started(pid: int) -> str:
+    """When a process started, in ticks since the machine did: with its pid it names the process.
+
+    "0" where the system does not say, "" where there is no such process.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return ""
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return ""
+        except OSError:
+            return "0"
+        return "0"
+    except OSError:
+        return "0"
+    return text.rpartition(")")[2].split()[19]
+
+
+def _namespace() -> str:
+    """In which pids mean what they mean here."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return "0"
+
+
+def clean(folder: Path) -> None:
+    """Remove what processes left that have ended, but not what they counted.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with _locked(folder):
+        found = [path for path in folder.glob("*_hotplate-*.db") if _id_of(path) != _ENDED]
+        ended = [path for path in found if not _is_alive(path)]
+        if len(ended) == len(found):
+            for path in folder.glob("*_hotplate-*.db"):
+                path.unlink(missing_ok=True)
+            return
+        for path in ended:
+            if path.name.startswith("gauge_"):
+                path.unlink(missing_ok=True)
+        for kind in ("counter", "histogram"):
+            of_kind = [path for path in ended if path.name.startswith(f"{kind}_")]
+            if len(of_kind) >= _MANY:
+                _add_up(folder, kind, of_kind)
+
+
+def _add_up(folder: Path, kind: str, paths: list[Path]) -> None:
+    whole = folder / f"{kind}_{_ENDED}.db"
+    sums: dict[str, float] = {}
+    for path in [*paths, *([whole] if whole.exists() else [])]:
+        for key, value, _, _ in MmapedDict.read_all_values_from_file(str(path)):
+            sums[key] = sums.get(key, 0.0) + value
+    hidden = folder / f".{whole.name}.part"
+    hidden.unlink(missing_ok=True)
+    file = MmapedDict(str(hidden))
+    for key, value in sums.items():
+        file.write_value(key, value, 0.0)
+    file.close()
+    # Who reads in between finds files gone that it has listed, and fails once, rather than to count
+    # the same twice and be seen to fall.
+    for path in paths:
+        path.unlink()
+    hidden.rename(whole)
+
+
+def _id_of(path: Path) -> str:
+    return path.stem.rpartition("_")[2]
+
+
+def _is_alive(path: Path) -> bool:
+    try:
+        _, pid, start, namespace, _ = _id_of(path).split("-")
+        # a process of another container cannot be seen from here
+        return namespace != _namespace() or started(int(pid)) == start
+    except ValueError:
+        return False
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time; it is let go even by one that is killed."""
+    with open(folder / ".hotplate.lock", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

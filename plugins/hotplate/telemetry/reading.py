@@ -1,0 +1,211 @@
+"""Metrics, added up over the processes that wrote them, or as an endpoint shows them."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.utils import floatToGoString
+
+from hotplate.histogram import HistogramStats
+from hotplate.telemetry.catalogue import Sample
+from hotplate.telemetry.errors import TelemetryError
+
+__all__ = [
+    "CONTENT_TYPE",
+    "Collector",
+    "Reading",
+    "exposition",
+    "families",
+    "read_families",
+    "read_folder",
+    "read_url",
+    "text_of",
+]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_OURS: Final = "hotplate_"
+_TIMEOUT_S: Final = 5.0
+_BYTES_MOST: Final = 64_000_000
+_TRIES: Final = 3  # files that are added up meanwhile fail one attempt
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What all metrics were at a moment.
+
+    Attributes:
+        at_s: when, on a clock that does not go back.
+        values: name of a sample -> its labels, sorted by name -> value.
+    """
+
+    at_s: float
+    values: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+
+    def by(self, name: str, label: str, **chosen: str) -> dict[str, float]:
+        """A sample's values, added up by one label.
+
+        Args:
+            name: of the sample, such as `hotplate_hits_total`.
+            label: by which.
+            chosen: values that other labels must have.
+        """
+        sums: dict[str, float] = {}
+        for labels, value in self.values.get(name, {}).items():
+            held = dict(labels)
+            if label in held and all(held.get(one) == wanted for one, wanted in chosen.items()):
+                sums[held[label]] = sums.get(held[label], 0.0) + value
+        return sums
+
+    def sum(self, name: str, **chosen: str) -> float:
+        """A sample's values, added up."""
+        wanted = set(chosen.items())
+        return sum(
+            value for labels, value in self.values.get(name, {}).items() if wanted <= set(labels)
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing of Hotplate's."""
+        return not self.values
+
+
+def read_folder(folder: Path) -> Reading:
+    """The counts of every process that writes into a folder, added up.
+
+    Raises:
+        TelemetryError: there is no such folder, or it cannot be read.
+    """
+    return _reading(read_families(folder))
+
+
+def read_url(url: str) -> Reading:
+    """The counts that an endpoint shows.
+
+    Raises:
+        TelemetryError: it does not answer, or not with metrics.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise TelemetryError(f"{url}: is no address of metrics; write http://HOST:PORT/metrics")
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+            text = response.read(_BYTES_MOST).decode("utf-8", "replace")
+        return _reading(list(text_string_to_metric_families(text)))
+    except (OSError, urllib.error.URLError) as error:
+        reason = getattr(error, "reason", error)
+        raise TelemetryError(
+            f"{url}: does not answer ({reason}). Is it the address at which the service shows its "
+            "metrics? `feast serve --metrics` does at port 8000, `hotplate metrics --serve` at 9464"
+        ) from error
+    except ValueError as error:
+        raise TelemetryError(f"{url}: answers something else than metrics: {error}") from error
+
+
+def exposition(folder: Path) -> bytes:
+    """The same as a folder's, in Prometheus' text format.
+
+    Raises:
+        TelemetryError: there is no such folder, or it cannot be read.
+    """
+    return text_of(read_families(folder))
+
+
+def text_of(found: Iterable[Family]) -> bytes:
+    """Metrics in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(Collector(lambda: found))
+    text: bytes = generate_latest(registry)
+    return text
+
+
+class Collector:
+    """What a registry of prometheus_client asks: `REGISTRY.register(Collector(hot.metrics))`.
+
+    Args:
+        metrics: says what there is now.
+    """
+
+    def __init__(self, metrics: Callable[[], Iterable[Family]]) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing: who registers is not to wait for a folder to be read."""
+        return ()
+
+    def collect(self) -> Iterable[Family]:
+        """What there is now."""
+        return self._metrics()
+
+
+def families(samples: Iterable[Sample]) -> list[Family]:
+    """The values of one process as prometheus_client has them."""
+    made: dict[str, Any] = {}
+    for sample in samples:
+        metric, labels = sample.metric, list(sample.labels)
+        family = made.get(metric.name)
+        if isinstance(sample.value, HistogramStats):
+            if family is None:
+                family = HistogramMetricFamily(metric.name, metric.said, labels=metric.labels)
+            family.add_metric(labels, list(_buckets(sample.value)), sample.value.total)
+        else:
+            if family is None:
+                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                family = kind(metric.family, metric.said, labels=metric.labels)
+            family.add_metric(labels, float(sample.value))
+        made[metric.name] = family
+    return list(made.values())
+
+
+def _buckets(found: HistogramStats) -> Iterator[tuple[str, int]]:
+    so_far = 0
+    for bound, count in zip((*found.bounds, float("inf")), found.counts, strict=True):
+        so_far += count
+        yield floatToGoString(bound), so_far
+
+
+def read_families(folder: Path) -> list[Family]:
+    """The metrics of every process that writes into a folder, added up.
+
+    Raises:
+        TelemetryError: there is no such folder, or it cannot be read.
+    """
+    if not folder.is_dir():
+        raise TelemetryError(
+            f"{folder}: is no folder. A process writes there once its feature_store.yaml says "
+            f"online_store.metrics: {{folder: {folder}}} and it has been asked something"
+        )
+    for attempt in range(_TRIES):
+        try:
+            return [
+                one
+                for one in MultiProcessCollector(None, str(folder)).collect()
+                if one.name.startswith(_OURS)
+            ]
+        except FileNotFoundError as error:
+            if attempt == _TRIES - 1:
+                raise TelemetryError(f"{folder}: changes while it is read: {error}") from error
+        except (OSError, ValueError, RuntimeError) as error:
+            raise TelemetryError(f"{folder}: cannot be read: {error}") from error
+    raise AssertionError("unreachable")
+
+
+def _reading(found: Iterable[Family]) -> Reading:
+    values: dict[str, dict[Labels, float]] = {}
+    for family in found:
+        if family.name.startswith(_OURS):
+            for sample in family.samples:
+                labels = tuple(sorted(sample.labels.items()))
+                values.setdefault(sample.name, {})[labels] = sample.value
+    return Reading(time.monotonic(), values)

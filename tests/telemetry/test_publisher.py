@@ -1,0 +1,189 @@
+"""Processes write down what they count, and whoever reads adds them up, exactly."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+import hotplate
+from hotplate.online_store import CachedOnlineStoreConfig
+from hotplate.telemetry import CATALOGUE, read_folder
+from hotplate.telemetry.files import clean
+
+from ..online_store.shop import day, put
+from ..stores import Repo
+from .conftest import ask, write
+
+
+def test_what_is_written_is_what_is_counted(measured: Callable[..., Repo], folder: Path) -> None:
+    """Every count of the groups stands in the folder, after random reads, as `stats` has it."""
+    repo = measured()
+    chance = random.Random(7)
+    for _ in range(50):
+        ask(repo, *(chance.randrange(4) for _ in range(chance.randrange(1, 5))))
+        repo.clock.advance(chance.choice([0, 1, 40]))
+    put(repo, "profile", day(1), user_id=[1], age=[11], score=[0.5])
+    write(repo)
+    stats, found = hotplate.of(repo.hot).stats(), read_folder(folder)
+    for name, group in stats.groups.items():
+        assert found.by("hotplate_hits_total", "tier", group=name) == {
+            "memory": group.hits_memory,
+            "absent": group.hits_absent,
+            "shared": 0,
+        }
+        assert found.sum("hotplate_misses_total", group=name) == group.misses
+        assert found.sum("hotplate_loads_total", group=name) == group.loads
+        assert found.sum("hotplate_entries", group=name) == group.entries
+        assert found.sum("hotplate_ttl_seconds", group=name) == 30
+    seconds = stats.source_seconds
+    assert found.sum("hotplate_source_seconds_count") == seconds.count == stats.source_batches > 0
+    assert found.by("hotplate_invalidations_total", "cause")["write"] == 1
+
+
+def test_feasts_own_reader_reads_them(measured: Callable[..., Repo], folder: Path) -> None:
+    """prometheus_client's collector for several processes, as Feast's metrics server uses it."""
+    repo = measured()
+    ask(repo, 1)
+    ask(repo, 1)
+    write(repo)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(folder))
+    text = generate_latest(registry).decode()
+    project = repo.hot.project
+    said = f'hotplate_hits_total{{group="profile",project="{project}",tier="memory"}} 1.0'
+    assert said in text
+
+
+def test_every_metric_says_what_it_is() -> None:
+    """Names follow Prometheus' conventions, and no two are alike."""
+    for name, metric in CATALOGUE.items():
+        assert name.endswith("_total") == (metric.kind == "counter"), name
+        assert metric.labels[0] == "project", name
+        assert metric.said.strip(), name
+        assert not {"entity", "key", "user"} & set(metric.labels), name
+
+
+def _read_in_child(repo: Repo, users: list[int]) -> None:
+    for user in users:
+        ask(repo, user)
+    write(repo)
+
+
+def test_a_forked_child_counts_its_own(measured: Callable[..., Repo], folder: Path) -> None:
+    """Parent and children add up: what the parent had counted is not counted again."""
+    repo = measured()
+    for _ in range(5):
+        ask(repo, 1)
+    write(repo)
+    fork = multiprocessing.get_context("fork")
+    children = [fork.Process(target=_read_in_child, args=(repo, [1, 1, 2])) for _ in range(4)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    ask(repo, 1)
+    write(repo)
+    found = read_folder(folder)
+    reads = found.sum("hotplate_hits_total") + found.sum("hotplate_misses_total")
+    assert reads == 2 * (6 + 4 * 3)  # two groups
+
+
+def test_counts_of_ended_processes_stay_and_gauges_go(
+    measured: Callable[..., Repo], folder: Path
+) -> None:
+    """A counter never falls; what a dead process held in memory is not held any more."""
+    repo = measured()
+    ask(repo, 1)
+    write(repo)
+    fork = multiprocessing.get_context("fork")
+    for _ in range(20):  # so many that they are added up
+        child = fork.Process(target=_read_in_child, args=(repo, [1]))
+        child.start()
+        child.join()
+    before = read_folder(folder)
+    clean(folder)
+    after = read_folder(folder)
+    for name in (
+        "hotplate_hits_total",
+        "hotplate_age_seconds_bucket",
+        "hotplate_source_seconds_sum",
+    ):
+        assert after.values[name] == pytest.approx(before.values[name])
+    assert after.sum("hotplate_processes") == 1 < before.sum("hotplate_processes")
+    assert len(list(folder.glob("counter_*.db"))) < 1 + 1 + 16  # ours, the sum, and some more
+    assert after.sum("hotplate_hits_total") == 2 * 20
+
+
+def test_a_process_that_finds_nobody_alive_begins_anew(
+    measured: Callable[..., Repo], folder: Path
+) -> None:
+    """Counts of an earlier deployment are not added to this one's."""
+    folder.mkdir()
+    repo = measured()
+    fork = multiprocessing.get_context("fork")
+    child = fork.Process(target=_read_in_child, args=(repo, [1, 2]))
+    child.start()
+    child.join()
+    assert read_folder(folder).sum("hotplate_misses_total") == 4
+    ask(repo, 1)
+    write(repo)
+    assert read_folder(folder).sum("hotplate_misses_total") == 2
+
+
+def test_a_closed_cache_leaves_its_counts(measured: Callable[..., Repo], folder: Path) -> None:
+    """`close` writes for the last time; a later read begins again and nothing is counted twice."""
+    repo = measured()
+    hot = hotplate.of(repo.hot)
+    ask(repo, 1)
+    write(repo)
+    ask(repo, 1)
+    hot.runtime.close()
+    found = read_folder(folder)
+    assert (found.sum("hotplate_hits_total"), found.sum("hotplate_processes")) == (2, 0)
+    ask(repo, 1)
+    write(repo)
+    found = read_folder(folder)
+    assert (found.sum("hotplate_hits_total"), found.sum("hotplate_processes")) == (4, 1)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(measured: Callable[..., Repo], folder: Path) -> None:
+    """Reads go on, and the log says why there are no metrics."""
+    folder.mkdir(mode=0o500)
+    repo = measured()
+    ask(repo, 1)
+    write(repo)
+
+
+def test_a_folder_that_is_a_file(
+    measured: Callable[..., Repo], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reads go on, and the log says why there are no metrics."""
+    folder.write_text("")
+    repo = measured()
+    assert ask(repo, 1)["age"] == [10]
+    write(repo)
+    assert "metrics are not written" in caplog.text
+
+
+def test_without_a_folder_this_process_alone(make_repo: Callable[..., Repo]) -> None:
+    """`metrics()` shows what this process counts, and starts no thread."""
+    repo = make_repo()
+    hot = hotplate.of(repo.hot)
+    assert hot.runtime.publisher is None
+    names = {family.name for family in hot.metrics()}
+    assert "hotplate_source_seconds" in names
+
+
+def test_a_relative_folder_is_refused() -> None:
+    """Processes that were started elsewhere would write elsewhere."""
+    with pytest.raises(ValueError, match="begins with no '/'"):
+        CachedOnlineStoreConfig(store={"type": "sqlite"}, metrics={"folder": "metrics"})
