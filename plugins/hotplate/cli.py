@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hotplate.cli_metrics import metrics, stats, top
 from hotplate.cli_outputs import outputs
 from hotplate.cli_repo import (
     chdir_option,
@@ -344,6 +345,8 @@ def _confirm(question: str, *, yes: bool) -> None:
         fail("nothing was done")
 
 
+for _command in (metrics, stats, top):
+    main.add_command(_command)
 main.add_command(outputs)
 main.add_command(warm)
 main.add_command(windows)

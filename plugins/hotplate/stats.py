@@ -16,6 +16,7 @@ from hotplate.histogram import AGES_S, WAITS_S, Histogram, HistogramStats
 from hotplate.sizes import format_bytes
 
 __all__ = [
+    "OUTPUT_RESULTS",
     "CacheStats",
     "ChannelStats",
     "EventCounters",
@@ -33,6 +34,10 @@ __all__ = [
     "TrafficStats",
 ]
 
+OUTPUT_RESULTS: Final = (
+    "hit", "miss", "expired", "invalidated", "compared", "rule", "off", "bypassed"
+)  # fmt: skip
+"""What becomes of a row that is scored: the first and `compared` were in the cache."""
 AGE_SAMPLE: Final = 64
 """One request of so many has the ages of what it was served recorded."""
 

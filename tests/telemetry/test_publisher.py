@@ -122,17 +122,18 @@ def test_counts_of_ended_processes_stay_and_gauges_go(
     assert after.sum("hotplate_hits_total") == 2 * 20
 
 
-def test_a_process_that_finds_nobody_alive_begins_anew(
+def test_who_finds_nobody_alive_for_long_begins_anew(
     measured: Callable[..., Repo], folder: Path
 ) -> None:
-    """Counts of an earlier deployment are not added to this one's."""
-    folder.mkdir()
+    """Counts of a deployment that ended long ago are not added to this one's."""
     repo = measured()
     fork = multiprocessing.get_context("fork")
     child = fork.Process(target=_read_in_child, args=(repo, [1, 2]))
     child.start()
     child.join()
     assert read_folder(folder).sum("hotplate_misses_total") == 4
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
     ask(repo, 1)
     write(repo)
     assert read_folder(folder).sum("hotplate_misses_total") == 2

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from hotplate.contracts import Lease, View
 from hotplate.keys import Key
+from hotplate.stats import OUTPUT_RESULTS
 from hotplate.tiers.output_blobs import is_large, is_reference
 
 __all__ = [
@@ -48,7 +49,7 @@ ONE_HIT: Final = (np.ones(1, np.bool_), np.zeros(1, np.int16))
 ONE_COMPUTED: Final = np.zeros(1, np.bool_)
 for _shared in (*ONE_HIT, ONE_COMPUTED):  # by all answers
     _shared.setflags(write=False)
-WORDS: Final = ("hit", "miss", "expired", "invalidated", "compared", "rule", "off", "bypassed")
+WORDS: Final = OUTPUT_RESULTS
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hotplate.histogram import HistogramStats
-from hotplate.outputs.scored import WORDS
-from hotplate.outputs.stats import OutputStats
-from hotplate.stats import CacheStats, GroupStats
+from hotplate.stats import OUTPUT_RESULTS, CacheStats, GroupStats
+
+if TYPE_CHECKING:
+    from hotplate.outputs.stats import OutputStats
 
 __all__ = ["CATALOGUE", "Metric", "Sample", "measure"]
 
@@ -243,7 +244,7 @@ PURGED: Final = _counter("hotplate_purged_entries", "Entries that purges removed
 
 _MODEL: Final = ("model", "model_version")
 OUTPUT_ROWS: Final = _counter(
-    "hotplate_output_rows", f"Rows that were scored: {', '.join(WORDS)}", *_MODEL, "result"
+    "hotplate_output_rows", f"Rows that were scored: {', '.join(OUTPUT_RESULTS)}", *_MODEL, "result"
 )
 OUTPUT_RULES: Final = _counter(
     "hotplate_output_rule_rows", "Rows that a rule forbade to cache", *_MODEL, "rule"
@@ -363,7 +364,7 @@ def _of_group(one: _One, name: str, group: GroupStats) -> Iterator[Sample]:
 
 def _of_outputs(one: _One, found: OutputStats) -> Iterator[Sample]:
     labels = (found.model, found.version)
-    for result in WORDS:
+    for result in OUTPUT_RESULTS:
         yield one(OUTPUT_ROWS, found[result], *labels, result)
     for rule, count in found.by_rule.items():
         yield one(OUTPUT_RULES, count, *labels, rule)

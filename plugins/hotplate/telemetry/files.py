@@ -6,14 +6,15 @@ mode reads these, Feast's own metrics server among them: `counter_ID.db`, `histo
 a process that is killed has lost nothing that it wrote.
 
 Counts of processes that have ended stay, since a counter must not fall; their gauges go, and where
-there are many such processes their counts are added up in one file. A process that finds nobody
-alive in the folder begins anew.
+there are many such processes their counts are added up in one file. Where nobody is
+alive and nothing was written for ten minutes, the next process begins anew.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ from hotplate.telemetry.catalogue import Sample
 __all__ = ["ProcessFiles", "clean", "counted", "started"]
 
 _MANY: Final = 16  # processes that have ended, before their counts are added up
+_FORGOTTEN_S: Final = 600.0  # with nobody alive; a worker that is replaced comes back sooner
 _ENDED: Final = "hotplate-0-0-0-0"
 _known_keys: Final[dict[tuple[str, tuple[str, ...]], tuple[str, ...]]] = {}
 
@@ -172,7 +174,7 @@ def clean(folder: Path) -> None:
     with _locked(folder):
         found = [path for path in folder.glob("*_hotplate-*.db") if _id_of(path) != _ENDED]
         ended = [path for path in found if not _is_alive(path)]
-        if len(ended) == len(found):
+        if len(ended) == len(found) and _latest(folder) < time.time() - _FORGOTTEN_S:
             for path in folder.glob("*_hotplate-*.db"):
                 path.unlink(missing_ok=True)
             return
@@ -183,6 +185,11 @@ def clean(folder: Path) -> None:
             of_kind = [path for path in ended if path.name.startswith(f"{kind}_")]
             if len(of_kind) >= _MANY:
                 _add_up(folder, kind, of_kind)
+
+
+def _latest(folder: Path) -> float:
+    """When a file of the folder was last written."""
+    return max((path.stat().st_mtime for path in folder.glob("*_hotplate-*.db")), default=0.0)
 
 
 def _add_up(folder: Path, kind: str, paths: list[Path]) -> None:

@@ -155,12 +155,14 @@ class Publisher:
 
 
 def _work(publisher: weakref.ref[Publisher], ends: threading.Event, every_s: float) -> None:
-    while not ends.wait(every_s):
+    while True:
         found = publisher()
         if found is None:
             return
         found.write()
         del found
+        if ends.wait(every_s):
+            return
 
 
 def _close(publisher: weakref.ref[Publisher]) -> None:

@@ -1,0 +1,358 @@
+"""`hotplate stats`, `top` and `metrics`: what the processes of a host count, added up."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from hotplate.cli_repo import chdir_option, fail, open_store, told
+from hotplate.durations import parse_duration
+from hotplate.sizes import format_bytes
+from hotplate.telemetry.assets import asset
+from hotplate.telemetry.reading import CONTENT_TYPE, Reading, exposition, read_folder, read_url
+from hotplate.telemetry.summary import GroupSummary, OutputSummary, Summary, summarize
+
+__all__ = ["metrics", "stats", "top"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_WIDTH: Final = 160
+
+
+def source_options(function: _F) -> _F:
+    """The options that say where counts are read."""
+    for option in (
+        click.option(
+            "--folder",
+            type=click.Path(path_type=Path),
+            help="The folder that processes write into; that of feature_store.yaml if left out.",
+        ),
+        click.option("--url", metavar="URL", help="An endpoint that shows metrics, instead."),
+        chdir_option,
+    ):
+        function = option(function)
+    return function
+
+
+def _reader(chdir: Path, folder: Path | None, url: str | None) -> Callable[[], Reading]:
+    if folder is not None and url is not None:
+        raise click.UsageError("--folder and --url are two places: name one of them")
+    if url is not None:
+        return lambda: read_url(url)
+    chosen = _folder(chdir, folder)
+    return lambda: read_folder(chosen)
+
+
+def _folder(chdir: Path, folder: Path | None) -> Path:
+    if folder is not None:
+        return folder
+    settings = getattr(open_store(chdir).config.online_store, "metrics", None)
+    if settings is None:
+        fail(
+            "online_store.metrics is not there, so no process writes down what it counts. Add to "
+            "feature_store.yaml metrics: {folder: /var/lib/hotplate/metrics} and start the "
+            "processes again, or name another place by --folder or --url"
+        )
+    return Path(settings.folder)
+
+
+def _every(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    try:
+        seconds = parse_duration(value) / 1e9
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+    if not 0.1 <= seconds <= 3_600:
+        raise click.BadParameter("write something between 100ms and 1h", context, parameter)
+    return seconds
+
+
+@click.command()
+@source_options
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def stats(chdir: Path, folder: Path | None, url: str | None, as_json: bool) -> None:
+    """Print what the processes of this host have counted since they began.
+
+    Hit rates, ages of what was served against their bounds, the source, the event channel, outputs
+    of models. Exits with 1 where nothing is counted.
+    """
+    with told():
+        found = _reader(chdir, folder, url)()
+        if found.is_empty:
+            fail("nothing is counted there yet: has a process been asked something?")
+        summary = summarize(found)
+    if as_json:
+        click.echo(json.dumps(_plain(asdict(summary)), indent=2))
+        return
+    Console(width=None if sys.stdout.isatty() else _WIDTH).print(_shown(summary))
+
+
+@click.command()
+@source_options
+@click.option(
+    "--every", default="2s", show_default=True, callback=_every, help="How often to look."
+)
+@click.option("--count", type=click.IntRange(1), help="Look so many times, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="A line of JSON each time.")
+def top(
+    chdir: Path,
+    folder: Path | None,
+    url: str | None,
+    every: float,
+    count: int | None,
+    as_json: bool,
+) -> None:
+    """Watch what the processes of this host do: per group, a second. Ctrl-C ends it."""
+    read = _reader(chdir, folder, url)
+    is_live = sys.stdout.isatty() and not as_json
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    with told(), _until_interrupted():
+        before = read()
+        with (
+            Live(Text("looking ..."), console=console, auto_refresh=False, screen=is_live)
+            if is_live
+            else _nothing() as live
+        ):
+            seen = 0
+            while count is None or seen < count:
+                time.sleep(every)
+                now = read()
+                summary = summarize(now, before)
+                before, seen = now, seen + 1
+                if as_json:
+                    click.echo(json.dumps(_plain(asdict(summary))))
+                elif live is not None:
+                    live.update(_shown(summary), refresh=True)
+                else:
+                    console.print(_shown(summary))
+
+
+@click.command()
+@source_options
+@click.option(
+    "--serve",
+    "address",
+    metavar="[HOST:]PORT",
+    help="Answer Prometheus at this address, until Ctrl-C; 127.0.0.1 unless a host is named.",
+)
+@click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana, and stop.")
+@click.option("--alerts", is_flag=True, help="Print alert rules for Prometheus, and stop.")
+def metrics(
+    chdir: Path,
+    folder: Path | None,
+    url: str | None,
+    address: str | None,
+    dashboard: bool,
+    alerts: bool,
+) -> None:
+    """Print all metrics in Prometheus' text format, or serve them.
+
+    They are those of every process that writes into the folder, added up. Where `feast serve
+    --metrics` runs, its own endpoint shows the same.
+    """
+    if sum((dashboard, alerts, address is not None)) > 1:
+        raise click.UsageError("--serve, --dashboard and --alerts are three things: choose one")
+    if dashboard or alerts:
+        click.echo(asset("grafana.json" if dashboard else "alerts.yml"), nl=False)
+        return
+    with told():
+        if url is not None:
+            raise click.UsageError("what is at a URL is served already")
+        chosen = _folder(chdir, folder)
+        if address is None:
+            click.echo(exposition(chosen).decode(), nl=False)
+            return
+        _serve(chosen, address)
+
+
+def _serve(folder: Path, address: str) -> None:
+    from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or not 0 < int(port) < 65_536:
+        raise click.UsageError(f"{address!r} is no address: write 9464 or 0.0.0.0:9464")
+
+    class Quiet(WSGIRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            """A line for each scrape helps nobody."""
+
+    def answer(environ: Any, start: Any) -> list[bytes]:
+        if environ.get("PATH_INFO") not in ("/", "/metrics"):
+            start("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"metrics are at /metrics\n"]
+        try:
+            body, status, kind = exposition(folder), "200 OK", CONTENT_TYPE
+        except Exception as error:  # noqa: BLE001 - Prometheus is told, and comes again
+            body, status, kind = f"{error}\n".encode(), "503 Service Unavailable", "text/plain"
+        start(status, [("Content-Type", kind)])
+        return [body]
+
+    try:
+        server = make_server(host or "127.0.0.1", int(port), answer, handler_class=Quiet)
+    except OSError as error:
+        fail(f"{address}: cannot be listened at: {error.strerror or error}")
+    with server, _until_interrupted():
+        click.echo(f"metrics of {folder} at http://{host or '127.0.0.1'}:{port}/metrics", err=True)
+        server.serve_forever()
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield None
+
+
+# -- how it looks ---------------------------------------------------------------------------------
+
+
+def _shown(found: Summary) -> Group:
+    parts: list[Any] = [_head(found), _groups(found)]
+    if found.outputs:
+        parts.append(_outputs(found))
+    return Group(*parts)
+
+
+def _head(found: Summary) -> Text:
+    said = [
+        "since the start" if found.seconds is None else f"over {found.seconds:.1f} s",
+        f"{found.processes} process{'' if found.processes == 1 else 'es'}",
+    ]
+    trips = (
+        ""
+        if found.source_p99_s is None
+        else (f", p50 {_time(found.source_p50_s)}, p99 {_time(found.source_p99_s)}")
+    )
+    said.append(f"source {_rate(found.source_trips, found.seconds)} round trips{trips}")
+    text = Text(" · ".join(said) + "\n")
+    for name, state in (("event channel", found.channel), ("shared tier", found.shared)):
+        if state is not None:
+            text.append(f"{name} ")
+            text.append("up" if state else "DOWN", style="green" if state else "bold red")
+            if name == "event channel" and found.channel_p99_s is not None:
+                text.append(f", p99 {_time(found.channel_p99_s)}")
+            text.append(" · ")
+    forgotten = ", ".join(
+        f"{cause} {_rate(times, found.seconds)}" for cause, times in found.invalidations.items()
+    )
+    text.append(f"invalidations: {forgotten or 'none'} · faults of the cache: ")
+    text.append(f"{found.faults:,.0f}\n", style="bold red" if found.faults else "")
+    return text
+
+
+def _groups(found: Summary) -> Table:
+    table = Table(title="Groups", title_justify="left")
+    table.add_column("group", style="bold", overflow="fold")
+    for header in ("ttl", "reads", "hits", "cold", "expired", "never", "channel"):
+        table.add_column(header, justify="right")
+    for header in ("loads", "errors", "age p50", "p99", "max", "rows", "memory"):
+        table.add_column(header, justify="right")
+    for name, group in found.groups.items():
+        table.add_row(name, *_of_group(group, found.seconds))
+    return table
+
+
+def _of_group(group: GroupSummary, seconds: float | None) -> list[Text | str]:
+    ttl_s = group.ttl_s
+    is_late = ttl_s is not None and group.age_max_s > ttl_s > 0
+    causes = [group.misses.get(cause, 0.0) for cause in ("cold", "expired", "never", "channel")]
+    return [
+        _ttl(ttl_s),
+        _rate(group.reads, seconds),
+        _share(group.hit_rate),
+        *(_rate(count, seconds) for count in causes),
+        _rate(group.loads, seconds),
+        Text(_rate(group.load_errors, seconds), style="bold red" if group.load_errors else ""),
+        _time(group.age_p50_s),
+        _time(group.age_p99_s),
+        Text(_time(group.age_max_s or None), style="bold red" if is_late else ""),
+        f"{group.entries:,.0f}",
+        format_bytes(int(group.bytes)),
+    ]
+
+
+def _outputs(found: Summary) -> Table:
+    table = Table(title="Outputs of models", title_justify="left")
+    table.add_column("model", style="bold", overflow="fold")
+    for header in (
+        "rows",
+        "hits",
+        "miss",
+        "expired",
+        "invalidated",
+        "rule",
+        "compared",
+        "differed",
+    ):
+        table.add_column(header, justify="right")
+    table.add_column("kept", justify="right")
+    table.add_column("by rule", overflow="fold")
+    for name, output in found.outputs.items():
+        table.add_row(name, *_of_outputs(output, found.seconds))
+    return table
+
+
+def _of_outputs(output: OutputSummary, seconds: float | None) -> list[Text | str]:
+    results = [output.results.get(word, 0.0) for word in ("miss", "expired", "invalidated", "rule")]
+    rules = ", ".join(f"{rule} {_rate(count, seconds)}" for rule, count in output.rules.items())
+    return [
+        _rate(output.rows, seconds),
+        Text("OFF", style="bold red") if output.is_off else _share(output.hit_rate),
+        *(_rate(count, seconds) for count in results),
+        f"{output.compared:,.0f}",
+        Text(f"{output.differed:,.0f}", style="bold red" if output.differed else ""),
+        f"{output.entries:,.0f}",
+        rules,
+    ]
+
+
+def _rate(count: float, seconds: float | None) -> str:
+    if seconds is None:
+        return f"{count:,.0f}"
+    rate = count / seconds if seconds > 0 else 0.0
+    return "0/s" if not rate else f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _ttl(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return "never" if seconds == 0 else "none" if math.isinf(seconds) else _time(seconds)
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.3g} {name}"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that JSON has: infinite ones are null."""
+    if isinstance(value, dict):
+        return {key: _plain(held) for key, held in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,221 @@
+"""What a person wants to know of all these counts: by group, by model, of what is behind them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hotplate.telemetry.reading import Reading
+
+__all__ = ["GroupSummary", "OutputSummary", "Summary", "quantile", "summarize"]
+
+
+@dataclass(frozen=True)
+class GroupSummary:
+    """One group, between two moments or since the start.
+
+    Attributes:
+        ttl_s: how long a value may be served; infinite for ever, None where nobody said.
+        reads: rows that were asked for.
+        hit_rate: share of them answered from memory; None where nothing was asked.
+        misses: cause -> reads that memory could not answer.
+        shared: of these, answered by the shared tier.
+        loads, load_errors: keys read from the source, and loads that failed.
+        age_p50_s, age_p99_s, age_max_s: of what was served from memory; the last since the start.
+        entries, bytes: in memory now, of all processes.
+    """
+
+    ttl_s: float | None
+    reads: float
+    hit_rate: float | None
+    misses: Mapping[str, float]
+    shared: float
+    loads: float
+    load_errors: float
+    age_p50_s: float | None
+    age_p99_s: float | None
+    age_max_s: float
+    entries: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class OutputSummary:
+    """The outputs of one version of a model, between two moments or since the start.
+
+    Attributes:
+        rows: that were scored.
+        hit_rate: share of them answered from the cache; None where none were scored.
+        results: what became of them -> rows.
+        rules: rule -> rows that it forbade to cache.
+        compared, differed: hits that were computed all the same, and those of another result.
+        entries: outputs in memory now.
+        is_off: whether the cache answers nothing.
+    """
+
+    rows: float
+    hit_rate: float | None
+    results: Mapping[str, float]
+    rules: Mapping[str, float]
+    compared: float
+    differed: float
+    entries: float
+    is_off: bool
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All of it, for each project that writes there.
+
+    Attributes:
+        seconds: between the two moments; None: since the start.
+        processes: that use the cache now.
+        groups: by name, with the project before it where there are several.
+        outputs: by model and version.
+        source_p50_s, source_p99_s: of round trips to the source; None where there were none.
+        source_trips: how many.
+        invalidations: cause -> how often.
+        channel: whether all processes have heard all there was; None where there is no channel.
+        channel_p99_s: how long its messages are under way.
+        shared: whether all processes use the shared tier; None where there is none.
+        faults: errors of the cache itself.
+    """
+
+    seconds: float | None
+    processes: int
+    groups: Mapping[str, GroupSummary]
+    outputs: Mapping[str, OutputSummary]
+    source_p50_s: float | None
+    source_p99_s: float | None
+    source_trips: float
+    invalidations: Mapping[str, float]
+    channel: bool | None
+    channel_p99_s: float | None
+    shared: bool | None
+    faults: float
+
+
+def summarize(now: Reading, before: Reading | None = None) -> Summary:
+    """What happened since another reading, or since the start.
+
+    Args:
+        now: the latest.
+        before: an earlier one of the same processes.
+    """
+    since = _since(now, before) if before is not None else now
+    projects = sorted(now.by("hotplate_processes", "project") or now.by(_MISSES, "project"))
+    groups: dict[str, GroupSummary] = {}
+    outputs: dict[str, OutputSummary] = {}
+    for project in projects:
+        prefix = f"{project}/" if len(projects) > 1 else ""
+        for group in sorted(now.by(_MISSES, "group", project=project)):
+            groups[prefix + group] = _group(now, since, project=project, group=group)
+        for model in sorted(now.by(_ROWS, "model", project=project)):
+            for version in sorted(now.by(_ROWS, "model_version", project=project, model=model)):
+                chosen = {"project": project, "model": model, "model_version": version}
+                outputs[f"{prefix}{model} {version}"] = _outputs(now, since, chosen)
+    return Summary(
+        None if before is None else now.at_s - before.at_s,
+        int(now.sum("hotplate_processes")),
+        groups,
+        outputs,
+        quantile(since, "hotplate_source_seconds", 0.5),
+        quantile(since, "hotplate_source_seconds", 0.99),
+        since.sum("hotplate_source_seconds_count"),
+        _counts(since, "hotplate_invalidations_total", "cause"),
+        _state(now, "hotplate_channel_up"),
+        quantile(since, "hotplate_channel_lag_seconds", 0.99),
+        _state(now, "hotplate_shared_up"),
+        since.sum("hotplate_faults_total"),
+    )
+
+
+_MISSES = "hotplate_misses_total"
+_ROWS = "hotplate_output_rows_total"
+
+
+def _group(now: Reading, since: Reading, **chosen: str) -> GroupSummary:
+    tiers = since.by("hotplate_hits_total", "tier", **chosen)
+    misses = since.by(_MISSES, "cause", **chosen)
+    hits = tiers.get("memory", 0.0) + tiers.get("absent", 0.0)
+    reads = hits + sum(misses.values())
+    ttls = now.by("hotplate_ttl_seconds", "group", **chosen)
+    return GroupSummary(
+        ttl_s=next(iter(ttls.values()), None),
+        reads=reads,
+        hit_rate=hits / reads if reads else None,
+        misses=misses,
+        shared=tiers.get("shared", 0.0),
+        loads=since.sum("hotplate_loads_total", **chosen),
+        load_errors=since.sum("hotplate_load_errors_total", **chosen),
+        age_p50_s=quantile(since, "hotplate_age_seconds", 0.5, **chosen),
+        age_p99_s=quantile(since, "hotplate_age_seconds", 0.99, **chosen),
+        age_max_s=now.sum("hotplate_age_max_seconds", **chosen),
+        entries=now.sum("hotplate_entries", **chosen),
+        bytes=now.sum("hotplate_entry_bytes", **chosen),
+    )
+
+
+def _outputs(now: Reading, since: Reading, chosen: Mapping[str, str]) -> OutputSummary:
+    results = since.by(_ROWS, "result", **chosen)
+    rows = sum(results.values())
+    shadow = since.by("hotplate_output_shadow_rows_total", "outcome", **chosen)
+    return OutputSummary(
+        rows=rows,
+        hit_rate=(results.get("hit", 0.0) + results.get("compared", 0.0)) / rows if rows else None,
+        results=results,
+        rules=_counts(since, "hotplate_output_rule_rows_total", "rule", **chosen),
+        compared=shadow.get("compared", 0.0),
+        differed=shadow.get("differed", 0.0),
+        entries=now.sum("hotplate_output_entries", **chosen),
+        is_off=now.sum("hotplate_output_off", **chosen) > 0,
+    )
+
+
+def _counts(found: Reading, name: str, label: str, **chosen: str) -> dict[str, float]:
+    return {key: value for key, value in found.by(name, label, **chosen).items() if value}
+
+
+def _state(now: Reading, name: str) -> bool | None:
+    values = now.values.get(name)
+    return None if not values else min(values.values()) > 0
+
+
+def _since(now: Reading, before: Reading) -> Reading:
+    """Counters less what they were; one that fell began anew, and all of it is new."""
+    values = {}
+    for name, held in now.values.items():
+        earlier = before.values.get(name, {})
+        values[name] = {
+            labels: value - then if value >= (then := earlier.get(labels, 0.0)) else value
+            for labels, value in held.items()
+        }
+    return Reading(now.at_s, values)
+
+
+def quantile(found: Reading, name: str, share: float, **chosen: str) -> float | None:
+    """A quantile of a histogram, read as `histogram_quantile` of Prometheus does.
+
+    Args:
+        found: counts.
+        name: of the histogram.
+        share: 0.99 for the 99th percentile.
+        chosen: values that labels must have.
+
+    Returns:
+        Within its bucket as if values lay evenly in it; the last bound for those above all bounds;
+        None where there are no values.
+    """
+    buckets = found.by(f"{name}_bucket", "le", **chosen)
+    bounds = sorted((float(bound), count) for bound, count in buckets.items())
+    if not bounds or not bounds[-1][1] > 0:
+        return None
+    wanted = share * bounds[-1][1]
+    for (lower, below), (upper, count) in itertools.pairwise([(0.0, 0.0), *bounds]):
+        if count >= wanted:
+            if math.isinf(upper):
+                return lower
+            return lower + (upper - lower) * (wanted - below) / (count - below)
+    return None
