@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,16 +128,19 @@ def test_who_finds_nobody_alive_for_long_begins_anew(
 ) -> None:
     """Counts of a deployment that ended long ago are not added to this one's."""
     repo = measured()
+    hotplate.of(repo.hot).runtime.close()
+    for path in folder.glob(f"*_hotplate-{os.getpid()}-*"):
+        path.unlink()
     fork = multiprocessing.get_context("fork")
-    child = fork.Process(target=_read_in_child, args=(repo, [1, 2]))
-    child.start()
-    child.join()
-    assert read_folder(folder).sum("hotplate_misses_total") == 4
-    for path in folder.iterdir():
-        os.utime(path, (0, 0))
-    ask(repo, 1)
-    write(repo)
-    assert read_folder(folder).sum("hotplate_misses_total") == 2
+    for users, minutes, expected in (([1, 2], 0, 4), ([1], 9, 6), ([1], 11, 2)):
+        long_ago = time.time() - minutes * 60
+        for path in folder.iterdir():
+            os.utime(path, (long_ago, long_ago))
+        child = fork.Process(target=_read_in_child, args=(repo, users))
+        child.start()
+        child.join()
+        reads = read_folder(folder).values["hotplate_misses_total"]
+        assert sum(reads.values()) == expected
 
 
 def test_a_closed_cache_leaves_its_counts(measured: Callable[..., Repo], folder: Path) -> None:
