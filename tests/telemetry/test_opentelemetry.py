@@ -41,67 +41,17 @@ def test_it_collects_what_is_counted(measured: Callable[..., Repo]) -> None:
     for users in ([1], [1, 2], [1], [3]):
         ask(repo, *users)
     found, stats = collected(reader), hot.stats()
-    project = repo.hot.project
+
+    def value(name: str, *attributes: str) -> float:
+        return found[name][frozenset((repo.hot.project, *attributes))]
+
     for name, group in stats.groups.items():
-        assert (
-            found["hotplate.hits"][
-                frozenset(
-                    (
-                        name,
-                        project,
-                        "memory",
-                    )
-                )
-            ]
-            == group.hits_memory
-        )
-        assert (
-            found["hotplate.misses"][
-                frozenset(
-                    (
-                        name,
-                        project,
-                        "cold",
-                    )
-                )
-            ]
-            == group.misses_cold
-        )
-        assert (
-            found["hotplate.entries"][
-                frozenset(
-                    (
-                        name,
-                        project,
-                    )
-                )
-            ]
-            == group.entries
-        )
-        assert (
-            found["hotplate.age.count"][
-                frozenset(
-                    (
-                        name,
-                        project,
-                    )
-                )
-            ]
-            == group.ages.count
-        )
-        assert (
-            found["hotplate.age.bucket"][
-                frozenset(
-                    (
-                        name,
-                        project,
-                        "inf",
-                    )
-                )
-            ]
-            == group.ages.count
-        )
-    assert found["hotplate.source.sum"][frozenset((project,))] == stats.source_seconds.total > 0
+        assert value("hotplate.hits", name, "memory") == group.hits_memory
+        assert value("hotplate.misses", name, "cold") == group.misses_cold
+        assert value("hotplate.entries", name) == group.entries
+        assert value("hotplate.age.count", name) == group.ages.count
+        assert value("hotplate.age.bucket", name, "inf") == group.ages.count
+    assert value("hotplate.source.count") == stats.source_batches == 3
     provider.shutdown()
 
 
