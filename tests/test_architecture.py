@@ -48,8 +48,9 @@ ALLOWED: dict[str, set[str]] = {
     "testing": PURE | {"online_store"},
     "cli": PURE
     | {"serving", "online_store", "handle", "hotplate", "operations", "cli_repo", "cli_windows"}
-    | {"cli_outputs", "cli_warm", "cli_metrics"},
+    | {"cli_outputs", "cli_warm", "cli_metrics", "cli_inspect"},
     "cli_repo": PURE,
+    "cli_inspect": PURE | {"hotplate", "operations", "cli_repo"},
     "cli_metrics": PURE | {"telemetry", "cli_repo"},
     "cli_outputs": PURE | {"outputs", "cli_repo"},
     "cli_warm": PURE | {"hotplate", "operations", "warming", "cli_repo"},

@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hotplate.cli_inspect import inspect
 from hotplate.cli_metrics import metrics, stats, top
 from hotplate.cli_outputs import outputs
 from hotplate.cli_repo import (
@@ -345,7 +346,7 @@ def _confirm(question: str, *, yes: bool) -> None:
         fail("nothing was done")
 
 
-for _command in (metrics, stats, top):
+for _command in (inspect, metrics, stats, top):
     main.add_command(_command)
 main.add_command(outputs)
 main.add_command(warm)

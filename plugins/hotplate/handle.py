@@ -12,7 +12,7 @@ import pandas as pd
 from feast import FeatureService, FeatureStore
 from feast.data_source import PushMode
 
-from hotplate.errors import ConfigError, NotACachedStoreError, PolicyError
+from hotplate.errors import ConfigError, NotACachedStoreError
 from hotplate.ingestion import defragment
 from hotplate.online_store import CachedOnlineStore
 from hotplate.operations.consume import Consumer, ConsumerSettings
@@ -22,14 +22,16 @@ from hotplate.operations.entities import EntityReader
 from hotplate.operations.explain import Explanation, explain
 from hotplate.operations.findings import Finding
 from hotplate.operations.ingest import Ingested, Ingestion, tables_of
+from hotplate.operations.inspect import Inspected, inspect
 from hotplate.operations.invalidate import Invalidation
 from hotplate.operations.purge import Limits, Progress, Purge
 from hotplate.operations.seed import Seed, Seeded
 from hotplate.operations.warm import Warming, listed, plan_of
 from hotplate.outputs import InputSchema, Model, OutputCache, OutputError, OutputPolicy
-from hotplate.policy import ResolvedPolicy, read_tags
+from hotplate.policy import ResolvedPolicy
 from hotplate.serving.entities import Target, as_columns
-from hotplate.serving.policies import feature_views_of, group_of, registry_state, resolve_all
+from hotplate.serving.names import Names
+from hotplate.serving.policies import feature_views_of, group_of, resolve_all
 from hotplate.serving.preload import Preloaded
 from hotplate.serving.reader import MatrixReader
 from hotplate.serving.rehearsal import Rehearsal
@@ -81,9 +83,7 @@ class Hotplate:
             )
         self._store = store
         self._online = online
-        self._state: object = None
-        self._known: dict[str, list[Target]] = {}
-        self._groups: tuple[object, frozenset[str]] | None = None
+        self._names = Names(store, lambda: self.runtime)
 
     def __repr__(self) -> str:
         return f"Hotplate({self._online!r})"
@@ -99,7 +99,7 @@ class Hotplate:
         Groups of the registry that have not been read yet are there, with zeros.
         """
         counted = self.runtime.stats()
-        unread = self._known_groups() - set(counted.groups)
+        unread = self._names.groups() - set(counted.groups)
         groups = {**counted.groups, **{name: GroupCounters(name).snapshot() for name in unread}}
         return replace(counted, groups=dict(sorted(groups.items())))
 
@@ -221,6 +221,30 @@ class Hotplate:
             )
         return tier
 
+    def inspect(self, name: str, entity: str | Mapping[str, Any]) -> list[Inspected]:
+        """Where each row of an entity is held, how old it is, and how the next read is answered.
+
+        Nothing is filled by it. The memory is that of this process alone.
+
+        Args:
+            name: a group or a feature view.
+            entity: `{"card_id": 7}`, or as text `"card_id=7"`.
+
+        Raises:
+            KeyError: there is no such group or view, or a join key is missing.
+            EntityError: the text is no entity of it.
+        """
+        targets = self._names.targets(name)
+        declared = {key: kind for target in targets for key, kind in target.declared.items()}
+        if isinstance(entity, str):
+            entity = EntityReader(declared).from_text(entity)
+        columns, count = as_columns(entity)
+        if count != 1:
+            raise KeyError("name one entity")
+        runtime = self.runtime
+        runtime.policies.renew(self._store.registry, self._store.project, runtime.clock.now_ns())
+        return [inspect(runtime, target, *target.read(columns)) for target in targets]
+
     def invalidate(self, name: str, entities: Any = None) -> int:
         """Never again serve what was read before: for some entities, or for a whole group.
 
@@ -238,7 +262,7 @@ class Hotplate:
             TypeError: `entities` is in none of these forms.
             ValueError: a value is null or not of its declared type, or columns differ in length.
         """
-        targets = self._targets(name)
+        targets = self._names.targets(name)
         runtime = self.runtime
         if entities is None:
             return runtime.forget_views([target.table for target in targets])
@@ -263,7 +287,7 @@ class Hotplate:
         """
         runtime = self.runtime
         runtime.policies.renew(self._store.registry, self._store.project, runtime.clock.now_ns())
-        return Invalidation(runtime, self._look_up(name))
+        return Invalidation(runtime, self._names.look_up(name))
 
     def purge(
         self,
@@ -303,7 +327,7 @@ class Hotplate:
         named = position.selection.groups
         chosen_tables = None
         if named is not None:
-            chosen_tables = [found.table for name in named for found in self._look_up(name)]
+            chosen_tables = [found.table for name in named for found in self._names.look_up(name)]
         views = feature_views_of(self._store.registry, self._store.project)
         purge = Purge(self.runtime, views, chosen_tables, position, limits or Limits(), file)
         return purge.run()
@@ -394,40 +418,6 @@ class Hotplate:
         views = feature_views_of(self._store.registry, self._store.project)
         runtime.forget_all(is_heard=any(map(runtime.is_heard, views)))
 
-    def _known_groups(self) -> frozenset[str]:
-        """The groups of the registry, looked up once for each state of it."""
-        state = registry_state(self._store.registry)
-        if self._groups is None or state is None or state != self._groups[0]:
-            try:
-                views = feature_views_of(self._store.registry, self._store.project)
-            except Exception:  # noqa: BLE001 - counts are asked for when things are down, too
-                return frozenset()
-            self._groups = state, frozenset(map(_group_or_name, views))
-        return self._groups[1]
-
-    def _targets(self, name: str) -> list[Target]:
-        """The views that a name stands for, looked up once for each state of the registry."""
-        state = registry_state(self._store.registry)
-        if state is None or state != self._state:
-            self._state, self._known = state, {}
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = self._look_up(name)
-        return found
-
-    def _look_up(self, name: str) -> list[Target]:
-        views = feature_views_of(self._store.registry, self._store.project)
-        groups = {view.name: _group_or_name(view) for view in views}
-        found = [
-            Target(view, is_heard=self.runtime.is_heard(view))
-            for view in views
-            if name in (view.name, groups[view.name])
-        ]
-        if not found:
-            known = sorted(set(groups.values()))
-            raise KeyError(f"no group or feature view {name!r}; groups: {', '.join(known)}")
-        return found
-
     def push(
         self, push_source_name: str, frame: pd.DataFrame, to: PushMode = PushMode.ONLINE
     ) -> None:
@@ -471,7 +461,9 @@ class Hotplate:
             TrainingError: a column is missing, or cannot be what the view declares.
             ServerError: the server does not answer; events before are in.
         """
-        ingestion = Ingestion(self.runtime, _event_view(self._targets(event_view), event_view))
+        ingestion = Ingestion(
+            self.runtime, _event_view(self._names.targets(event_view), event_view)
+        )
         total = Ingested()
         for table in tables_of(events):
             stamped = ingestion.stamp(table)
@@ -497,7 +489,7 @@ class Hotplate:
             ServerError: the server does not answer.
         """
         return Seed(
-            self._store, self.runtime, _event_view(self._targets(event_view), event_view)
+            self._store, self.runtime, _event_view(self._names.targets(event_view), event_view)
         ).run(events)
 
     def retire(self, event_view: str) -> int:
@@ -516,7 +508,7 @@ class Hotplate:
         """
         self._store.refresh_registry()  # by an older one the present layout would be the other
         logs = self.runtime.event_logs
-        log = logs.log(_event_view(self._targets(event_view), event_view))
+        log = logs.log(_event_view(self._names.targets(event_view), event_view))
         logs.layouts.ensure_complete(event_view, log.plan.fingerprint)
         return logs.layouts.retire_others(event_view, log.plan.fingerprint)
 
@@ -533,7 +525,7 @@ class Hotplate:
             WindowStateError: the log lacks history, or is damaged.
             ServerError: the server does not answer.
         """
-        target = next((one for one in self._targets(view) if one.view == view), None)
+        target = next((one for one in self._names.targets(view) if one.view == view), None)
         if target is None or windowed_of(target.table) is None:
             raise KeyError(f"{view!r} is no windowed view")
         if isinstance(entity, str):
@@ -566,7 +558,7 @@ class Hotplate:
         """
 
         def find_view() -> Any:
-            return _event_view(self._look_up(event_view), event_view)
+            return _event_view(self._names.look_up(event_view), event_view)
 
         return Consumer(self.runtime, find_view, stream, settings or ConsumerSettings())
 
@@ -577,7 +569,9 @@ class Hotplate:
             KeyError: there is no such feature view.
             TypeError: `frame` is not a pandas DataFrame.
         """
-        if all(target.view != feature_view_name for target in self._targets(feature_view_name)):
+        if all(
+            target.view != feature_view_name for target in self._names.targets(feature_view_name)
+        ):
             raise KeyError(f"{feature_view_name!r} is a group: name the feature view to write")
         self._store.write_to_online_store(feature_view_name, defragment(frame))
 
@@ -587,11 +581,3 @@ def _event_view(targets: Iterable[Target], name: str) -> Any:
     if target is None or event_log_of(target.table) is None:
         raise KeyError(f"{name!r} is no event view")
     return target.table
-
-
-def _group_or_name(view: Any) -> str:
-    """The group of a feature view; its own name where its tags cannot be read."""
-    try:
-        return read_tags(view.name, view.tags).group
-    except PolicyError:
-        return str(view.name)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import struct
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,8 +28,10 @@ from prometheus_client.utils import floatToGoString
 from hotplate.histogram import HistogramStats
 from hotplate.telemetry.catalogue import Sample
 
-__all__ = ["ProcessFiles", "clean", "counted", "started"]
+__all__ = ["DAMAGE", "ProcessFiles", "clean", "counted", "started"]
 
+DAMAGE: Final = (OSError, ValueError, RuntimeError, struct.error)
+"""What reading a damaged file raises."""
 _MANY: Final = 16  # processes that have ended, before their counts are added up
 _FORGOTTEN_S: Final = 600.0  # with nobody alive; a worker that is replaced comes back sooner
 _ENDED: Final = "hotplate-0-0-0-0"
@@ -196,8 +199,9 @@ def _add_up(folder: Path, kind: str, paths: list[Path]) -> None:
     whole = folder / f"{kind}_{_ENDED}.db"
     sums: dict[str, float] = {}
     for path in [*paths, *([whole] if whole.exists() else [])]:
-        for key, value, _, _ in MmapedDict.read_all_values_from_file(str(path)):
-            sums[key] = sums.get(key, 0.0) + value
+        with suppress(*DAMAGE):  # of a machine that lost power, for instance
+            for key, value, _, _ in list(MmapedDict.read_all_values_from_file(str(path))):
+                sums[key] = sums.get(key, 0.0) + value
     hidden = folder / f".{whole.name}.part"
     hidden.unlink(missing_ok=True)
     file = MmapedDict(str(hidden))

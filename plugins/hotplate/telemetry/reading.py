@@ -20,6 +20,7 @@ from prometheus_client.utils import floatToGoString
 from hotplate.histogram import HistogramStats
 from hotplate.telemetry.catalogue import Sample
 from hotplate.telemetry.errors import TelemetryError
+from hotplate.telemetry.files import DAMAGE
 
 __all__ = [
     "CONTENT_TYPE",
@@ -103,8 +104,10 @@ def read_url(url: str) -> Reading:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
             text = response.read(_BYTES_MOST).decode("utf-8", "replace")
         return _reading(list(text_string_to_metric_families(text)))
-    except (OSError, urllib.error.URLError) as error:
+    except OSError as error:
         reason = getattr(error, "reason", error)
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise TelemetryError(
             f"{url}: does not answer ({reason}). Is it the address at which the service shows its "
             "metrics? `feast serve --metrics` does at port 8000, `hotplate metrics --serve` at 9464"
@@ -196,9 +199,19 @@ def read_families(folder: Path) -> list[Family]:
         except FileNotFoundError as error:
             if attempt == _TRIES - 1:
                 raise TelemetryError(f"{folder}: changes while it is read: {error}") from error
-        except (OSError, ValueError, RuntimeError) as error:
-            raise TelemetryError(f"{folder}: cannot be read: {error}") from error
+        except DAMAGE as error:
+            raise TelemetryError(f"{_damaged(folder)}: cannot be read: {error}") from error
     raise AssertionError("unreachable")
+
+
+def _damaged(folder: Path) -> Path:
+    """The file of a folder that cannot be read; the folder itself where there is none by now."""
+    for path in sorted(folder.glob("*.db")):
+        try:
+            MultiProcessCollector.merge([str(path)])
+        except DAMAGE:
+            return path
+    return folder
 
 
 def _reading(found: Iterable[Family]) -> Reading:

@@ -1,0 +1,242 @@
+"""`hotplate stats`, `top`, `metrics` and `inspect`: what they show, and what they say when they
+cannot."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+import hotplate
+from hotplate.cli import main
+from hotplate.telemetry.catalogue import CATALOGUE
+from hotplate.telemetry.reading import read_folder
+
+from ..operations.deployments import PLUGINS, command
+from ..served import free_port
+from ..stores import Repo
+from .conftest import ask, write
+
+
+def run(*arguments: str) -> Result:
+    """A command, here."""
+    return CliRunner().invoke(main, list(arguments))
+
+
+@contextmanager
+def answering(body: bytes, status: int = 200) -> Iterator[str]:
+    """The address of something that answers so."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/metrics"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_stats_shows_what_is_counted(measured: Callable[..., Repo], folder: Path) -> None:
+    """From the folder, from an endpoint, and as JSON: the same."""
+    repo = measured()
+    for user in (1, 1, 2, 3, 3):
+        ask(repo, user)
+    write(repo)
+    group = hotplate.of(repo.hot).stats().groups["profile"]
+    shown = run("stats", "--folder", str(folder), "--json")
+    found = json.loads(shown.output)
+    assert found["groups"]["profile"]["reads"] == group.reads == 5
+    assert found["groups"]["profile"]["hit_rate"] == pytest.approx(group.hit_rate)
+    text = run("metrics", "--folder", str(folder)).output
+    with answering(text.encode()) as url:
+        assert json.loads(run("stats", "--url", url, "--json").output) == found
+    table = run("stats", "--folder", str(folder)).output
+    assert re.search(r"profile .* 30 s .* 5 .* 40\.0%", table)
+    assert command(repo, "stats", "--json").output == shown.output  # by feature_store.yaml
+
+
+def test_top_shows_what_happens_between_two_looks(
+    measured: Callable[..., Repo], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates are of the time between, not since the start; a counter that fell began anew."""
+    repo = measured()
+    ask(repo, *range(100))
+    write(repo)
+
+    def busy(seconds: float) -> None:
+        ask(repo, 1, 2, 3)
+        write(repo)
+
+    monkeypatch.setattr("hotplate.cli_metrics.time.sleep", busy)
+    shown = run("top", "--folder", str(folder), "--count", "2", "--json")
+    lines = [json.loads(line) for line in shown.output.splitlines()]
+    assert [line["groups"]["profile"]["reads"] for line in lines] == [3, 3]
+    assert lines[0]["groups"]["profile"]["hit_rate"] == 1.0
+    assert all(line["seconds"] > 0 for line in lines)
+
+
+def test_metrics_serves_prometheus(measured: Callable[..., Repo], folder: Path) -> None:
+    """In a process of its own, until Ctrl-C, whose exit code it has."""
+    repo = measured()
+    ask(repo, 1)
+    write(repo)
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hotplate.cli", "metrics", "--folder", str(folder)]
+        + ["--serve", str(port)],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": PLUGINS},
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        assert process.stderr is not None
+        assert f"http://127.0.0.1:{port}/metrics" in process.stderr.readline()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain")
+            assert b"hotplate_misses_total" in answer.read()
+        with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/secrets", timeout=30)
+        caught.value.close()
+    finally:
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=30)[1]
+    assert (process.returncode, said) == (130, "")
+
+
+def test_the_dashboard_and_the_alerts_use_metrics_that_exist() -> None:
+    """Every name in them is in the catalogue, with labels that it has."""
+    dashboard = json.loads(run("metrics", "--dashboard").output)
+    asked = [one["expr"] for panel in dashboard["panels"] for one in panel.get("targets", [])]
+    asked += [
+        one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"
+    ]
+    alerts = yaml.safe_load(run("metrics", "--alerts").output)
+    asked += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    assert len(asked) > 50
+    known = {
+        name: (*metric.labels, *(["le"] if metric.kind == "histogram" else []))
+        for name, metric in CATALOGUE.items()
+    }
+    used = set()
+    for expression in asked:
+        for name, selected in re.findall(r"\b(hotplate_\w+)(?:\{([^}]*)\})?", expression):
+            base = re.sub(r"_(bucket|sum|count)$", "", name) if name not in known else name
+            assert base in known, f"{name} in {expression}"
+            labels = set(re.findall(r"(\w+)\s*[=!]", selected))
+            assert labels <= set(known[base]), f"{labels} of {name} in {expression}"
+            used.add(base)
+        for by in re.findall(r"by \(([^)]*)\)", expression):
+            assert set(re.split(r",\s*", by)) <= {
+                label for labels in known.values() for label in labels
+            }
+    assert len(used) > 40
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("stats", "--folder", "/nonexistent"), 1, "is no folder"),
+        (("top", "--folder", "/nonexistent"), 1, "is no folder"),
+        (("metrics", "--folder", "/nonexistent"), 1, "is no folder"),
+        (("stats", "--url", "ftp://x"), 1, "write http://HOST:PORT/metrics"),
+        (("stats", "--url", "http://127.0.0.1:9"), 1, "does not answer"),
+        (("stats", "--url", "http://x", "--folder", "/tmp"), 2, "name one of them"),
+        (("top", "--every", "nonsense"), 2, "'nonsense'"),
+        (("top", "--every", "1ms"), 2, "between 100ms and 1h"),
+        (("metrics", "--folder", "/tmp", "--serve", "port"), 2, "is no address"),
+        (
+            ("metrics", "--folder", "/tmp", "--serve", "203.0.113.1:9464"),
+            1,
+            "cannot be listened at",
+        ),
+        (("metrics", "--dashboard", "--alerts"), 2, "choose one"),
+        (("stats", "-c", "/"), 1, "holds no feature_store.yaml"),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments: tuple[str, ...], code: int, said: str) -> None:
+    """It names what is wrong and what to write, and is no stack trace."""
+    shown = run(*arguments)
+    assert (shown.exit_code, said in shown.output) == (code, True), shown.output
+    assert "Traceback" not in shown.output
+    assert shown.exception is None or isinstance(shown.exception, SystemExit)
+
+
+def test_an_endpoint_of_something_else(folder: Path) -> None:
+    """A page that is no metrics, an error, and an endpoint without Hotplate's are told apart."""
+    with answering(b"<html>hello {</html>") as url:
+        assert "something else than metrics" in run("stats", "--url", url).output
+    with answering(b"", 500) as url:
+        assert "does not answer (Internal Server Error)" in run("stats", "--url", url).output
+    with answering(b"# TYPE a counter\na_total 1\n") as url:
+        assert "nothing is counted there yet" in run("stats", "--url", url).output
+
+
+def test_a_folder_with_garbage(measured: Callable[..., Repo], folder: Path) -> None:
+    """A file that is cut short is said, with the folder, not shown as a stack trace."""
+    repo = measured()
+    ask(repo, 1)
+    write(repo)
+    (folder / "counter_hotplate-1-1-1-1.db").write_bytes(b"\xff\xff")
+    shown = run("stats", "--folder", str(folder))
+    assert (shown.exit_code, shown.exception.__class__) == (1, SystemExit)
+    assert "counter_hotplate-1-1-1-1.db: cannot be read" in shown.output
+
+
+def test_without_the_setting_it_is_said(make_repo: Callable[..., Repo]) -> None:
+    """A deployment that writes nothing is told what to add."""
+    shown = command(make_repo(), "stats")
+    assert shown.exit_code == 1
+    assert "metrics: {folder: /var/lib/hotplate/metrics}" in shown.output
+
+
+def test_inspect_prints_the_tiers_and_the_source(measured: Callable[..., Repo]) -> None:
+    """A table for people, JSON for machines; one line for what is wrong."""
+    repo = measured()
+    shown = command(repo, "inspect", "profile", "--entity", "user_id=1")
+    assert shown.exit_code == 0, shown.output
+    assert "age=10" in shown.output
+    assert "ttl 30s" in shown.output
+    found = json.loads(
+        command(repo, "inspect", "profile", "--entity", "user_id=1", "--json").output
+    )
+    assert found[0]["source"] == {"age": 10, "score": 0.5}
+    for entity, said in (("user_id=x", "no whole number"), ("card=1", "an entity is written")):
+        wrong = command(repo, "inspect", "profile", "--entity", entity)
+        assert (wrong.exit_code, said in wrong.output) == (1, True), wrong.output
+    assert "no group or feature view" in command(repo, "inspect", "x", "--entity", "a=1").output
+
+
+def test_reading_twice_gives_the_same(measured: Callable[..., Repo], folder: Path) -> None:
+    """Looking changes nothing."""
+    repo = measured()
+    ask(repo, 1)
+    write(repo)
+    assert read_folder(folder).values == read_folder(folder).values
