@@ -20,6 +20,7 @@ from pipelines.bench.fleet import fleet
 from pipelines.bench.line import Line
 from pipelines.bench.loaders import computed_on_miss
 from pipelines.bench.machine import machine, write_results
+from pipelines.bench.metrics import metrics
 from pipelines.bench.outputs import outputs
 from pipelines.bench.propagation import propagation
 from pipelines.bench.purge import purge
@@ -69,7 +70,7 @@ def main(
     is_short = trace_limit is not None
     cases = [case for case in CASES if only in case.__name__]
     with Progress(console=console, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task("starting the server, writing entities", total=len(cases) + 12)
+        task = progress.add_task("starting the server, writing entities", total=len(cases) + 13)
         with open_shop(entities) as shop:
             for case in cases:
                 progress.update(task, description=(case.__doc__ or "").strip().splitlines()[0])
@@ -94,6 +95,10 @@ def main(
         if only in "purge":
             progress.update(task, description="reading while another process purges")
             lines += purge(*((50_000, 2) if is_short else (1_000_000, 4 * rounds)))
+        progress.advance(task)
+        if only in "metrics":
+            progress.update(task, description=(metrics.__doc__ or "").strip())
+            lines += metrics(rounds, is_short=is_short)
         progress.advance(task)
         if only in "computed_on_miss":
             progress.update(task, description="computing features on a miss, on PostgreSQL")

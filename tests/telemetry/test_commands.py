@@ -76,7 +76,7 @@ def test_stats_shows_what_is_counted(measured: Callable[..., Repo], folder: Path
     with answering(text.encode()) as url:
         assert json.loads(run("stats", "--url", url, "--json").output) == found
     table = run("stats", "--folder", str(folder)).output
-    assert re.search(r"profile .* 30 s .* 5 .* 40\.0%", table)
+    assert re.search(r"profile .* 30s .* 5 .* 40\.0%", table)
     assert command(repo, "stats", "--json").output == shown.output  # by feature_store.yaml
 
 

@@ -8,15 +8,18 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 import hotplate
+from hotplate.histogram import Histogram
 from hotplate.online_store import CachedOnlineStoreConfig
-from hotplate.telemetry import CATALOGUE, read_folder
-from hotplate.telemetry.files import clean
+from hotplate.telemetry import CATALOGUE, Sample, read_folder
+from hotplate.telemetry.files import ProcessFiles, clean
+from hotplate.telemetry.reading import read_families
 
 from ..online_store.shop import day, put
 from ..stores import Repo
@@ -60,6 +63,35 @@ def test_feasts_own_reader_reads_them(measured: Callable[..., Repo], folder: Pat
     project = repo.hot.project
     said = f'hotplate_hits_total{{group="profile",project="{project}",tier="memory"}} 1.0'
     assert said in text
+
+
+def test_our_sum_is_that_of_prometheus_client(folder: Path) -> None:
+    """Counters, gauges and histograms of several processes: each value as its collector has it."""
+    chance = random.Random(5)
+    processes = [ProcessFiles(folder, number) for number in range(4)]
+    for files in processes:
+        samples = []
+        for metric in CATALOGUE.values():
+            for labels in {tuple(chance.choice("ab") for _ in metric.labels) for _ in range(3)}:
+                value: Any = chance.randrange(100)
+                if metric.kind == "histogram":
+                    histogram = Histogram((0.1, 1.0, 10.0))
+                    for _ in range(value):
+                        histogram.add(chance.expovariate(1))
+                    value = histogram.snapshot()
+                samples.append(Sample(metric, labels, value))
+        files.write(samples, {})
+    ours = read_folder(folder).values
+    theirs: dict[str, dict[Any, float]] = {}
+    for family in read_families(folder):
+        for sample in family.samples:
+            labels = tuple(sorted(sample.labels.items()))
+            theirs.setdefault(sample.name, {})[labels] = sample.value
+    assert ours.keys() == theirs.keys()
+    for name in theirs:
+        assert ours[name] == pytest.approx(theirs[name]), name
+    for files in processes:
+        files.close()
 
 
 def test_every_metric_says_what_it_is() -> None:

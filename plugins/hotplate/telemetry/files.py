@@ -75,7 +75,12 @@ class ProcessFiles:
     def _file(self, kind: str) -> MmapedDict:
         found = self._open.get(kind)
         if found is None:
-            found = self._open[kind] = MmapedDict(str(self._folder / f"{kind}_{self._id}.db"))
+            path = self._folder / f"{kind}_{self._id}.db"
+            hidden = path.with_suffix(".part")  # nobody is to see a file that is empty still
+            found = self._open[kind] = MmapedDict(str(path if path.exists() else hidden))
+            if not path.exists():
+                hidden.rename(path)
+                found._fname = str(path)
         return found
 
     def forsake(self) -> list[MmapedDict]:

@@ -67,8 +67,12 @@ class Publisher:
         """Whether there is a thread that writes."""
         return self._thread is not None
 
-    def start(self) -> None:
-        """Begin to write, unless it does already."""
+    def start(self, *, at_once: bool = True) -> None:
+        """Begin to write, unless it does already.
+
+        Args:
+            at_once: whether the first time is now; else the next.
+        """
         if self.is_running:
             return
         with self._lock:
@@ -76,7 +80,7 @@ class Publisher:
                 return
             thread = threading.Thread(
                 target=_work,
-                args=(weakref.ref(self), self._ends, self._every_s),
+                args=(weakref.ref(self), self._ends, self._every_s, at_once),
                 name="hotplate-metrics",
                 daemon=True,
             )
@@ -151,10 +155,14 @@ class Publisher:
         self._baseline = self.__dict__.pop("_at_fork", self._baseline)
         self._start_clean()
         if was_running:
-            self.start()
+            self.start(at_once=False)  # it may be about to become another program
 
 
-def _work(publisher: weakref.ref[Publisher], ends: threading.Event, every_s: float) -> None:
+def _work(
+    publisher: weakref.ref[Publisher], ends: threading.Event, every_s: float, at_once: bool
+) -> None:
+    if not at_once and ends.wait(every_s):
+        return
     while True:
         found = publisher()
         if found is None:

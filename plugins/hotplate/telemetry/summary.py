@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from hotplate.telemetry.reading import Reading
 
@@ -23,7 +24,8 @@ class GroupSummary:
         misses: cause -> reads that memory could not answer.
         shared: of these, answered by the shared tier.
         loads, load_errors: keys read from the source, and loads that failed.
-        age_p50_s, age_p99_s, age_max_s: of what was served from memory; the last since the start.
+        age_p50_s, age_p99_s, age_max_s: of what was served from memory; the last since the start,
+            as are the others where none was sampled in between.
         entries, bytes: in memory now, of all processes.
     """
 
@@ -105,17 +107,19 @@ def summarize(now: Reading, before: Reading | None = None) -> Summary:
         before: an earlier one of the same processes.
     """
     since = _since(now, before) if before is not None else now
-    projects = sorted(now.by("hotplate_processes", "project") or now.by(_MISSES, "project"))
-    groups: dict[str, GroupSummary] = {}
-    outputs: dict[str, OutputSummary] = {}
-    for project in projects:
-        prefix = f"{project}/" if len(projects) > 1 else ""
-        for group in sorted(now.by(_MISSES, "group", project=project)):
-            groups[prefix + group] = _group(now, since, project=project, group=group)
-        for model in sorted(now.by(_ROWS, "model", project=project)):
-            for version in sorted(now.by(_ROWS, "model_version", project=project, model=model)):
-                chosen = {"project": project, "model": model, "model_version": version}
-                outputs[f"{prefix}{model} {version}"] = _outputs(now, since, chosen)
+    groups = {
+        _named(now, *place): _group(of_now, earlier.get(place, _NOTHING))
+        for earlier in [since.parts("project", "group")]
+        for place, of_now in sorted(now.parts("project", "group").items())
+    }
+    models = "project", "model", "model_version"
+    outputs = {
+        _named(now, project, f"{model} {version}"): _outputs(
+            of_now, earlier[project, model, version]
+        )
+        for earlier in [since.parts(*models)]
+        for (project, model, version), of_now in sorted(now.parts(*models).items())
+    }
     return Summary(
         None if before is None else now.at_s - before.at_s,
         int(now.sum("hotplate_processes")),
@@ -132,50 +136,59 @@ def summarize(now: Reading, before: Reading | None = None) -> Summary:
     )
 
 
-_MISSES = "hotplate_misses_total"
-_ROWS = "hotplate_output_rows_total"
+_NOTHING: Final = Reading(0.0)
 
 
-def _group(now: Reading, since: Reading, **chosen: str) -> GroupSummary:
-    tiers = since.by("hotplate_hits_total", "tier", **chosen)
-    misses = since.by(_MISSES, "cause", **chosen)
+def _named(now: Reading, project: str, name: str) -> str:
+    return f"{project}/{name}" if len(now.by("hotplate_misses_total", "project")) > 1 else name
+
+
+def _group(now: Reading, since: Reading) -> GroupSummary:
+    tiers = since.by("hotplate_hits_total", "tier")
+    misses = since.by("hotplate_misses_total", "cause")
     hits = tiers.get("memory", 0.0) + tiers.get("absent", 0.0)
     reads = hits + sum(misses.values())
-    ttls = now.by("hotplate_ttl_seconds", "group", **chosen)
+    ttls = now.values.get("hotplate_ttl_seconds", {}).values()
     return GroupSummary(
-        ttl_s=next(iter(ttls.values()), None),
+        ttl_s=max(ttls, default=None),
         reads=reads,
         hit_rate=hits / reads if reads else None,
         misses=misses,
         shared=tiers.get("shared", 0.0),
-        loads=since.sum("hotplate_loads_total", **chosen),
-        load_errors=since.sum("hotplate_load_errors_total", **chosen),
-        age_p50_s=quantile(since, "hotplate_age_seconds", 0.5, **chosen),
-        age_p99_s=quantile(since, "hotplate_age_seconds", 0.99, **chosen),
-        age_max_s=now.sum("hotplate_age_max_seconds", **chosen),
-        entries=now.sum("hotplate_entries", **chosen),
-        bytes=now.sum("hotplate_entry_bytes", **chosen),
+        loads=since.sum("hotplate_loads_total"),
+        load_errors=since.sum("hotplate_load_errors_total"),
+        age_p50_s=_age(now, since, 0.5),
+        age_p99_s=_age(now, since, 0.99),
+        age_max_s=now.sum("hotplate_age_max_seconds"),
+        entries=now.sum("hotplate_entries"),
+        bytes=now.sum("hotplate_entry_bytes"),
     )
 
 
-def _outputs(now: Reading, since: Reading, chosen: Mapping[str, str]) -> OutputSummary:
-    results = since.by(_ROWS, "result", **chosen)
+def _age(now: Reading, since: Reading, share: float) -> float | None:
+    """Ages are sampled: where none was between the two moments, that since the start."""
+    found = quantile(since, "hotplate_age_seconds", share)
+    return quantile(now, "hotplate_age_seconds", share) if found is None else found
+
+
+def _outputs(now: Reading, since: Reading) -> OutputSummary:
+    results = since.by("hotplate_output_rows_total", "result")
     rows = sum(results.values())
-    shadow = since.by("hotplate_output_shadow_rows_total", "outcome", **chosen)
+    shadow = since.by("hotplate_output_shadow_rows_total", "outcome")
     return OutputSummary(
         rows=rows,
         hit_rate=(results.get("hit", 0.0) + results.get("compared", 0.0)) / rows if rows else None,
         results=results,
-        rules=_counts(since, "hotplate_output_rule_rows_total", "rule", **chosen),
+        rules=_counts(since, "hotplate_output_rule_rows_total", "rule"),
         compared=shadow.get("compared", 0.0),
         differed=shadow.get("differed", 0.0),
-        entries=now.sum("hotplate_output_entries", **chosen),
-        is_off=now.sum("hotplate_output_off", **chosen) > 0,
+        entries=now.sum("hotplate_output_entries"),
+        is_off=now.sum("hotplate_output_off") > 0,
     )
 
 
-def _counts(found: Reading, name: str, label: str, **chosen: str) -> dict[str, float]:
-    return {key: value for key, value in found.by(name, label, **chosen).items() if value}
+def _counts(found: Reading, name: str, label: str) -> dict[str, float]:
+    return {key: value for key, value in found.by(name, label).items() if value}
 
 
 def _state(now: Reading, name: str) -> bool | None:
@@ -195,20 +208,19 @@ def _since(now: Reading, before: Reading) -> Reading:
     return Reading(now.at_s, values)
 
 
-def quantile(found: Reading, name: str, share: float, **chosen: str) -> float | None:
+def quantile(found: Reading, name: str, share: float) -> float | None:
     """A quantile of a histogram, read as `histogram_quantile` of Prometheus does.
 
     Args:
         found: counts.
         name: of the histogram.
         share: 0.99 for the 99th percentile.
-        chosen: values that labels must have.
 
     Returns:
         Within its bucket as if values lay evenly in it; the last bound for those above all bounds;
         None where there are no values.
     """
-    buckets = found.by(f"{name}_bucket", "le", **chosen)
+    buckets = found.by(f"{name}_bucket", "le")
     bounds = sorted((float(bound), count) for bound, count in buckets.items())
     if not bounds or not bounds[-1][1] > 0:
         return None
