@@ -176,31 +176,34 @@ def metrics(
 
 
 def _serve(folder: Path, address: str) -> None:
-    from wsgiref.simple_server import WSGIRequestHandler, make_server
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     host, _, port = address.rpartition(":")
     if not port.isdigit() or not 0 < int(port) < 65_536:
         raise click.UsageError(f"{address!r} is no address: write 9464 or 0.0.0.0:9464")
 
-    class Quiet(WSGIRequestHandler):
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body, status, kind = b"metrics are at /metrics\n", 404, "text/plain"
+            if self.path.partition("?")[0] in ("/", "/metrics"):
+                try:
+                    body, status, kind = exposition(folder), 200, CONTENT_TYPE
+                except Exception as error:  # noqa: BLE001 - Prometheus is told, and comes again
+                    body, status = f"{error}\n".encode(), 503
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
         def log_message(self, format: str, *args: Any) -> None:
             """A line for each scrape helps nobody."""
 
-    def answer(environ: Any, start: Any) -> list[bytes]:
-        if environ.get("PATH_INFO") not in ("/", "/metrics"):
-            start("404 Not Found", [("Content-Type", "text/plain")])
-            return [b"metrics are at /metrics\n"]
-        try:
-            body, status, kind = exposition(folder), "200 OK", CONTENT_TYPE
-        except Exception as error:  # noqa: BLE001 - Prometheus is told, and comes again
-            body, status, kind = f"{error}\n".encode(), "503 Service Unavailable", "text/plain"
-        start(status, [("Content-Type", kind)])
-        return [body]
-
     try:
-        server = make_server(host or "127.0.0.1", int(port), answer, handler_class=Quiet)
+        server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Answer)
     except OSError as error:
         fail(f"{address}: cannot be listened at: {error.strerror or error}")
+    server.daemon_threads = True
     with server, _until_interrupted():
         click.echo(f"metrics of {folder} at http://{host or '127.0.0.1'}:{port}/metrics", err=True)
         server.serve_forever()

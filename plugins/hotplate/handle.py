@@ -408,6 +408,16 @@ class Hotplate:
         )
         return Warming(rehearsal, rate, suffers).run(plan)
 
+    def admit(self, group: str) -> None:
+        """Let a group back into the cache that shadow checks took out of it, in this process.
+
+        Raises:
+            KeyError: it was not taken out.
+        """
+        if group not in self.runtime.policies.excluded:
+            raise KeyError(f"group {group!r} was not taken out of the cache")
+        self.runtime.exclude(group, None)
+
     def examine(self) -> list[Finding]:
         """Look the deployment over; what `hotplate doctor` prints."""
         return examine(self._store, self.runtime, self.policies)

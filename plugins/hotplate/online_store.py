@@ -52,6 +52,7 @@ from hotplate.settings import (
     MetricsConfig,
     PreloadConfig,
     Rate,
+    ShadowConfig,
     SharedConfig,
     TrafficConfig,
     WindowsConfig,
@@ -104,6 +105,9 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
     """Bounds of the memory tier."""
 
+    shadow: ShadowConfig | None = None
+    """How much of what is served is compared with the source; see `hotplate.serving.shadow`."""
+
     shared: SharedConfig | None = None
     """Where processes hear of each other's changes. Not needed where the store is Redis itself."""
 
@@ -139,17 +143,8 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
     @field_validator("store")
     @classmethod
     def _check_store(cls, value: dict[str, Any]) -> dict[str, Any]:
-        kind = value.get("type")
-        if not isinstance(kind, str):
-            raise ConfigError(
-                "online_store.store: names no 'type'. Write the online store as it was before."
-            )
-        if kind == _TYPE:
-            raise ConfigError(
-                "online_store.store: a cached store cannot wrap itself. Name the store inside."
-            )
-        check_store(value)
-        _wrapped_types.add(kind)
+        check_store(value, _TYPE)
+        _wrapped_types.add(value["type"])
         return value
 
     @model_validator(mode="after")

@@ -35,6 +35,7 @@ __all__ = [
     "MetricsConfig",
     "PreloadConfig",
     "Rate",
+    "ShadowConfig",
     "SharedConfig",
     "TrafficConfig",
     "WindowsConfig",
@@ -49,6 +50,7 @@ _EXAMPLES: Final = {
     "profiles": "profiles: {edge: {default: 5s}}",
     "memory": "memory: {max_bytes: 512MB}",
     "metrics": "metrics: {folder: /var/lib/hotplate/metrics}",
+    "shadow": "shadow: {share: 0.1%}",
     "shared": "shared: {connection_string: 'localhost:6379'}",
     "blobs": "blobs: {folder: /var/cache/hotplate}",
     "preload": "preload: {folder: /var/lib/hotplate/preload, budget: 10s}",
@@ -149,6 +151,28 @@ class BlobsConfig(FeastConfigBaseModel):  # type: ignore[misc]
     @classmethod
     def _read_bytes(cls, value: object) -> int:
         return parse_bytes(value)
+
+
+class ShadowConfig(FeastConfigBaseModel):  # type: ignore[misc]
+    """Some of what is served from memory is compared with the source."""
+
+    share: float = Field(default=0.001, gt=0, le=1)
+    """Of the requests, of each of which one row a feature view is compared: `"0.1%"`."""
+
+    rate: Rate = 50
+    """Rows compared in a second at the most (`"50/s"`): each is a read of the source."""
+
+    limit: float = Field(default=0.001, ge=0, lt=1)
+    """Share of rows that may differ without a reason. Where more surely do, their group is served
+    from the source from then on."""
+
+    least: int = Field(default=200, gt=0)
+    """Rows that are compared before that is judged."""
+
+    @field_validator("share", "limit", mode="before")
+    @classmethod
+    def _read_share(cls, value: object) -> float:
+        return parse_share(value)
 
 
 class TrafficConfig(FeastConfigBaseModel):  # type: ignore[misc]
@@ -355,13 +379,25 @@ def _check_mapping(place: str, value: object, example: str) -> None:
         raise ConfigError(f"{place}: is {kind}, not a mapping. Write it as in {example}.")
 
 
-def check_store(settings: Mapping[str, Any]) -> None:
+def check_store(settings: Mapping[str, Any], own_type: str) -> None:
     """Refuse settings of a wrapped store that its own configuration class refuses.
+
+    Args:
+        settings: of the wrapped store.
+        own_type: of the store that wraps it.
 
     Raises:
         ConfigError: they are refused, or there is no such store.
     """
-    kind = settings["type"]
+    kind = settings.get("type")
+    if not isinstance(kind, str):
+        raise ConfigError(
+            "online_store.store: names no 'type'. Write the online store as it was before."
+        )
+    if kind == own_type:
+        raise ConfigError(
+            "online_store.store: a cached store cannot wrap itself. Name the store inside."
+        )
     try:
         config = get_online_config_from_type(kind)
     except Exception as error:  # noqa: BLE001 - Feast raises what importing a module raises

@@ -7,6 +7,7 @@ test with 16 threads holds that. A snapshot is immutable.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ __all__ = [
     "RewarmStats",
     "SharedStats",
     "TrafficStats",
+    "wilson_interval",
 ]
 
 OUTPUT_RESULTS: Final = (
@@ -224,6 +226,11 @@ _COUNTS: Final = (
     "evicted_bytes",
     "evicted_absent_share",
     "invalidated",
+    "shadow_equal",
+    "shadow_stale",
+    "shadow_overtaken",
+    "shadow_differed",
+    "shadow_errors",
     "entries",
     "bytes",
 )
@@ -260,6 +267,11 @@ class GroupCounters:
     evicted_bytes: int
     evicted_absent_share: int
     invalidated: int
+    shadow_equal: int
+    shadow_stale: int
+    shadow_overtaken: int
+    shadow_differed: int
+    shadow_errors: int
     entries: int
     bytes: int
 
@@ -302,6 +314,10 @@ class GroupStats:
         evicted_entries, evicted_bytes, evicted_absent_share: rows pushed out, by the bound that
             pushed them.
         invalidated: rows dropped by an invalidation.
+        shadow_equal, shadow_stale, shadow_overtaken, shadow_differed: rows that shadow checks found
+            as the source has them; older than it, as the policy allows; gone while it was asked;
+            and apart from it without a reason.
+        shadow_errors: shadow checks that the source answered with an error.
         entries, bytes: what is held now, keys and bookkeeping included.
         ages: of what was served from memory, seconds: the oldest row of one request in
             `AGE_SAMPLE`.
@@ -326,6 +342,11 @@ class GroupStats:
     evicted_bytes: int
     evicted_absent_share: int
     invalidated: int
+    shadow_equal: int
+    shadow_stale: int
+    shadow_overtaken: int
+    shadow_differed: int
+    shadow_errors: int
     entries: int
     bytes: int
     ages: HistogramStats
@@ -334,6 +355,17 @@ class GroupStats:
     def hits(self) -> int:
         """Reads answered from memory within their bound."""
         return self.hits_memory + self.hits_absent
+
+    @property
+    def shadow_compared(self) -> int:
+        """Rows that shadow checks compared to the end."""
+        return self.shadow_equal + self.shadow_stale + self.shadow_differed
+
+    @property
+    def mismatch_interval(self) -> tuple[float, float]:
+        """Between which shares of the served rows differ from the source without a reason, with a
+        confidence of 95 %: Wilson's interval of the compared ones; (0, 1) before the first."""
+        return wilson_interval(self.shadow_differed, self.shadow_compared)
 
     @property
     def misses(self) -> int:
@@ -349,6 +381,25 @@ class GroupStats:
     def hit_rate(self) -> float:
         """Share of reads answered from memory; 0 before the first read."""
         return self.hits / self.reads if self.reads else 0.0
+
+
+def wilson_interval(found: int, among: int) -> tuple[float, float]:
+    """Bounds of a share with a confidence of 95 %.
+
+    Reference: E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
+    Journal of the American Statistical Association 22 (1927).
+
+    Args:
+        found: so many had it.
+        among: so many were looked at.
+    """
+    if not among:
+        return 0.0, 1.0
+    share, z = found / among, 1.959964
+    middle = share + z * z / (2 * among)
+    half = z * math.sqrt(share * (1 - share) / among + z * z / (4 * among * among))
+    scale = 1 + z * z / among
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
 @dataclass(frozen=True)
@@ -450,6 +501,7 @@ class CacheStats:
         source_batches: round trips to the source: one a request that misses, however many groups.
         source_seconds: how long each took, those that failed included.
         invalidations: what made this process forget, by cause; see `InvalidationCounters.CAUSES`.
+        excluded: groups that shadow checks took out of the cache, and why.
         ttls_s: seconds that a value of each group that was read may be served; infinite for ever.
         requests_passed: requests that no plan answered: `feast_path` took Feast's own path with
             the cache below it; `refused`, among them, were wrong in themselves; `whole` went to a
@@ -470,6 +522,7 @@ class CacheStats:
     source_seconds: HistogramStats = field(default_factory=lambda: Histogram(WAITS_S).snapshot())
     invalidations: Mapping[str, InvalidationStats] = field(default_factory=dict)
     ttls_s: Mapping[str, float] = field(default_factory=dict)
+    excluded: Mapping[str, str] = field(default_factory=dict)
     requests_passed: Mapping[str, int] = field(default_factory=dict)
     cache_faults: int = 0
     loaders: Mapping[str, LoaderStats] = field(default_factory=dict)

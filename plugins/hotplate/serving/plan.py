@@ -32,8 +32,8 @@ from hotplate.codec import kind_of
 from hotplate.contracts import NO_LEASE_NEEDED, View
 from hotplate.core.engine import Bound, Want
 from hotplate.keys import Key
+from hotplate.sampling import Sampler
 from hotplate.stats import AGE_SAMPLE, GroupCounters, HitCounter
-from hotplate.warming.traffic import TrafficLog
 
 __all__ = ["EntityColumn", "Plan", "PlanGroup", "PlanInputs", "compile_plan", "entity_column"]
 
@@ -157,6 +157,16 @@ def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]
     return itemgetter(*positions) if positions else lambda values: ()
 
 
+class _Turn:
+    """When a sampler is told of a hit for the next time."""
+
+    __slots__ = ("due", "gap", "sampler")
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.gap = self.due = sampler.gap()
+
+
 class Plan:
     """A compiled request.
 
@@ -171,10 +181,8 @@ class Plan:
         "__weakref__",
         "_ages_due",
         "_due",
-        "_gap",
         "_get",
-        "_log",
-        "_log_due",
+        "_turns",
         "entities",
         "feature_types",
         "groups",
@@ -191,7 +199,7 @@ class Plan:
         groups: Sequence[PlanGroup],
         feature_types: dict[str, ValueType],
         get: Callable[[Key], bytes | None],
-        log: TrafficLog | None = None,
+        samplers: Sequence[Sampler] = (),
     ) -> None:
         self.entities = tuple(entities)
         self.groups = tuple(groups)
@@ -210,9 +218,8 @@ class Plan:
         for group in groups:
             group.counters.add_plan(self, self.hits)
         self._get = get
-        self._log = log
+        self._turns = [_Turn(sampler) for sampler in samplers]
         self._ages_due = self._due = 0
-        self._gap = self._log_due = 0 if log is None else log.gap()
 
     def hit(
         self, columns: Sequence[Sequence[Any]], count: int, now_ns: int
@@ -262,16 +269,17 @@ class Plan:
         count: int,
         now_ns: int,
     ) -> None:
-        """Of one hit of so many record the ages, of one of so many what was asked for."""
-        requests, log = self.hits.requests, self._log
+        """Of one hit of so many record the ages, of one of so many say what was asked for."""
+        requests = self.hits.requests
         if requests >= self._ages_due:
             self._ages_due = requests + AGE_SAMPLE
             self._record_ages(found, now_ns)
-        if log is not None and requests >= self._log_due:
-            log.note(self.wants(columns, count), self._gap)
-            self._gap = log.gap()
-            self._log_due = requests + self._gap
-        self._due = self._ages_due if log is None else min(self._ages_due, self._log_due)
+        for turn in self._turns:
+            if requests >= turn.due:
+                turn.sampler.note(self.wants(columns, count), turn.gap)
+                turn.gap = turn.sampler.gap()
+                turn.due = requests + turn.gap
+        self._due = min([self._ages_due, *[turn.due for turn in self._turns]])
 
     def _record_ages(self, found: Sequence[Sequence[bytes]], now_ns: int) -> None:
         for group, rows in zip(self.groups, found, strict=True):
@@ -293,7 +301,7 @@ class PlanInputs:
         is_max_age_enforced: whether Feast's own `ttl` is enforced.
         renew: reads the policies again where the registry was refreshed: (registry, project, now).
         check: refuses versions of views that the wrapped store cannot read.
-        log: where some of the hits are noted.
+        samplers: what is told of some of the hits.
     """
 
     resolve: Callable[[Any, Sequence[str]], tuple[View, Bound, GroupCounters]]
@@ -301,7 +309,7 @@ class PlanInputs:
     is_max_age_enforced: bool
     renew: Callable[[Any, str, int], None]
     check: Callable[[Sequence[Any]], None]
-    log: TrafficLog | None = None
+    samplers: Sequence[Sampler] = ()
 
 
 def compile_plan(
@@ -351,7 +359,11 @@ def compile_plan(
             group.max_age_us = table.ttl // timedelta(microseconds=1)
         groups.append(group)
     plan = Plan(
-        entities, groups, OnlineStore._build_feature_types(grouped_refs), inputs.get, inputs.log
+        entities,
+        groups,
+        OnlineStore._build_feature_types(grouped_refs),
+        inputs.get,
+        inputs.samplers,
     )
     # two outputs of one name, or Feast's own dummy entity among them: rare enough to leave to Feast
     is_plain = len(set(plan.names)) == len(plan.names) and DUMMY_ENTITY_ID not in plan.names

@@ -137,6 +137,16 @@ class PolicyBook:
         self._note_views = note_views
         self._page = _Page({}, (), None, 0)
         self._reported: set[str] = set()
+        self.excluded: dict[str, str] = {}
+        """Groups that are taken out of the cache whatever their policy, and why."""
+
+    def exclude(self, group: str, why: str | None) -> None:
+        """Take a group out of the cache; None lets it back."""
+        self.excluded = {name: said for name, said in self.excluded.items() if name != group}
+        if why is not None:
+            self.excluded[group] = why
+        page = self._page  # a new one: what is resolved from the old one stays there
+        self._page = _Page(page.tagged, page.strays, page.seen, page.read_ns)
 
     def renew(self, registry: BaseRegistry, project: str, now_ns: int) -> None:
         """Read the tags again if the registry's cache has changed since.
@@ -204,6 +214,8 @@ class PolicyBook:
         return Bound(_never(policy.group))
 
     def _resolve(self, page: _Page, own: TaggedPolicy) -> ResolvedPolicy:
+        if (why := self.excluded.get(own.group)) is not None:
+            return _never(own.group, why)
         said = page.tagged.get(own.group, [])
         if not any(view.view == own.view for view in said):
             said = [*said, own]
@@ -238,6 +250,6 @@ def _seconds(policy: ResolvedPolicy) -> float:
     return float("inf") if policy.ttl_ns >= NO_LIMIT_NS else policy.ttl_ns / 1e9
 
 
-def _never(group: str) -> ResolvedPolicy:
+def _never(group: str, why: str = "its policy cannot be resolved") -> ResolvedPolicy:
     built_in = PolicyLayers(TTLMap()).resolve(group)
-    return replace(built_in, is_never=True, origins={"cache": "its policy cannot be resolved"})
+    return replace(built_in, is_never=True, origins={"cache": why})

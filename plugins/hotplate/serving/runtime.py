@@ -17,7 +17,7 @@ from feast.value_type import ValueType
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.codec import Column, Layout, kind_of
-from hotplate.contracts import NO_LEASE_NEEDED, Source, View
+from hotplate.contracts import NO_LEASE_NEEDED, View
 from hotplate.core.engine import Bound, Engine, Want
 from hotplate.errors import ConfigError, HotplateError
 from hotplate.invalidation.local import Domain, domain_of
@@ -25,6 +25,7 @@ from hotplate.keys import EntityShape, ViewIdentity, shape_and_values, shapes_an
 from hotplate.policy import PolicyLayers
 from hotplate.seldom import Seldom
 from hotplate.servers.redis import RedisServer
+from hotplate.serving.chosen_source import ChosenSource
 from hotplate.serving.coherence import Announcement, Coherence, server_of
 from hotplate.serving.events import Batch, Entity, from_feast
 from hotplate.serving.loaders import Loaders
@@ -33,6 +34,7 @@ from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
 from hotplate.serving.policies import PolicyBook, feature_views_of
 from hotplate.serving.rewarm import Rewarmer
+from hotplate.serving.shadow import Shadow, ShadowSettings
 from hotplate.serving.windowed_source import WindowedSource
 from hotplate.serving.windows import (
     EventLogs,
@@ -43,9 +45,7 @@ from hotplate.serving.windows import (
     no_place,
 )
 from hotplate.serving.wrapped import WrappedStore
-from hotplate.sources.feast import FeastSource
-from hotplate.sources.postgres import PostgresReader, is_postgres_store
-from hotplate.sources.redis import RedisReader, is_redis_store
+from hotplate.sources.redis import is_redis_store
 from hotplate.stats import CacheStats, GroupCounters, InvalidationCounters, PassedCounters
 from hotplate.telemetry.catalogue import Measured, Sample, measure
 from hotplate.telemetry.publisher import Publisher
@@ -86,7 +86,7 @@ class Runtime:
         self.traffic = traffic_log(settings.traffic, self.project, clock)
         self.event_logs = EventLogs(self.project, self._log_server, self._registered, clock)
         self.engine = Engine(
-            WindowedSource(self.event_logs, self.loaders.over(_ChosenSource(self.wrapped))),
+            WindowedSource(self.event_logs, self.loaders.over(ChosenSource(self.wrapped))),
             self.domain,
             MemoryBounds(
                 settings.memory.max_entries,
@@ -95,8 +95,13 @@ class Runtime:
             ),
             clock,
             self.shared,
-            None if self.traffic is None else self.traffic.note_some,
+            self._note_some if settings.traffic or settings.shadow else None,
         )
+        self.shadow: Shadow | None = None
+        if (said := settings.shadow) is not None:
+            checks = ShadowSettings(said.share, said.rate, said.limit, said.least)
+            self.shadow = Shadow(self.engine, checks, self.exclude)
+        self._samplers = [one for one in (self.traffic, self.shadow) if one is not None]
         self.rewarmer: Rewarmer | None = None
         if settings.rewarm is not None:
             self.rewarmer = self.engine.rewarm = Rewarmer(
@@ -125,7 +130,7 @@ class Runtime:
                 settings.enforce_max_age,
                 self.policies.renew,
                 lambda grouped: self.wrapped.store()._check_versioned_read_support(grouped),
-                self.traffic,
+                self._samplers,
             )
         )
         self._shared: dict[str, SharedTier | None] = {}
@@ -476,6 +481,21 @@ class Runtime:
         if is_heard:
             self.coherence.announce(None, None)
 
+    def exclude(self, group: str, why: str | None) -> None:
+        """Serve a group from the source from now on; None lets it back into the cache."""
+        if why == self.policies.excluded.get(group):
+            return
+        if why is not None:
+            _log.error("group %s is served from the source from now on: %s", group, why)
+        self.policies.exclude(group, why)
+        self.plans.clear()
+        named = (view for view in self._registered() if self.policies.bound(view)[0] == group)
+        self.forget_views(named)
+
+    def _note_some(self, wants: Sequence[Want]) -> None:
+        for sampler in self._samplers:
+            sampler.note_some(wants)
+
     def note_fault(self, error: Exception) -> None:
         """Count a fault of the cache itself, and log it once a minute."""
         self.cache_faults += 1
@@ -494,6 +514,8 @@ class Runtime:
             shared.close()
         if self.traffic is not None:
             self.traffic.close()
+        if self.shadow is not None:
+            self.shadow.close()
         if self.publisher is not None:
             self.publisher.close()
 
@@ -510,6 +532,7 @@ class Runtime:
             source_seconds=self.engine.source_seconds.snapshot(),
             invalidations=self.invalidations.snapshot(),
             ttls_s=self.policies.ttls_s(),
+            excluded=dict(self.policies.excluded),
             requests_passed=self.passed.snapshot(),
             cache_faults=self.cache_faults,
             loaders=self.loaders.stats(),
@@ -544,33 +567,6 @@ class Runtime:
                 from hotplate.telemetry.opentelemetry import instrument
 
                 instrument(self.samples)
-
-
-class _ChosenSource:
-    """The fastest way to read the wrapped store, chosen when it is first read."""
-
-    def __init__(self, wrapped: WrappedStore) -> None:
-        self._wrapped = wrapped
-        self._sync: Source | None = None
-        self._async: Source | None = None
-
-    def load(self, requests: Sequence[Any]) -> Sequence[list[bytes] | Exception]:
-        if self._sync is None:
-            self._sync = self._choose(self._wrapped.store)
-        return self._sync.load(requests)
-
-    async def load_async(self, requests: Sequence[Any]) -> Sequence[list[bytes] | Exception]:
-        if self._async is None:
-            self._async = self._choose(self._wrapped.store_async)
-        return await self._async.load_async(requests)
-
-    def _choose(self, store: Any) -> Source:
-        wrapped = self._wrapped
-        if is_redis_store(store()):
-            return RedisReader(store, wrapped.current_config)
-        if is_postgres_store(store()):
-            return PostgresReader(store, wrapped.current_config)
-        return FeastSource(store, wrapped.current_config, wrapped.reading)
 
 
 def traffic_log(settings: TrafficConfig | None, project: str, clock: Clock) -> TrafficLog | None:

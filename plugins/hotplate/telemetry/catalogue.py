@@ -127,6 +127,21 @@ OF_GROUP: Final[dict[str, Metric]] = {
         "hotplate_entry_bytes", "Bytes they take, keys and bookkeeping included", "group"
     ),
 }
+SHADOW: Final = _counter(
+    "hotplate_shadow_rows",
+    "Rows compared with the source: equal, stale (as the policy allows), overtaken, differed",
+    "group",
+    "outcome",
+)
+SHADOW_ERRORS: Final = _counter(
+    "hotplate_shadow_errors", "Comparisons that the source answered with an error", "group"
+)
+EXCLUDED: Final = _gauge(
+    "hotplate_group_excluded",
+    "1: a process serves the group from the source, because of shadow checks",
+    "group",
+    across="max",
+)
 AGES: Final = _metric(
     "hotplate_age_seconds",
     "histogram",
@@ -304,6 +319,7 @@ def measure(found: Measured) -> Iterator[Sample]:
     yield one(PROCESSES, 1)
     for name, group in stats.groups.items():
         yield from _of_group(one, name, group)
+        yield one(EXCLUDED, name in stats.excluded, name)
     for name, ttl_s in stats.ttls_s.items():
         yield one(TTL, ttl_s, name)
     yield one(SOURCE_SECONDS, stats.source_seconds)
@@ -358,6 +374,9 @@ def _of_group(one: _One, name: str, group: GroupStats) -> Iterator[Sample]:
     for bound in ("entries", "bytes", "absent_share"):
         yield one(EVICTIONS, getattr(group, f"evicted_{bound}"), name, bound)
     yield from _attributes(one, OF_GROUP, group, name)
+    for outcome in ("equal", "stale", "overtaken", "differed"):
+        yield one(SHADOW, getattr(group, f"shadow_{outcome}"), name, outcome)
+    yield one(SHADOW_ERRORS, group.shadow_errors, name)
     yield one(AGES, group.ages, name)
     yield one(OLDEST, group.ages.greatest, name)
 

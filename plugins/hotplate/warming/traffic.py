@@ -20,7 +20,6 @@ import hashlib
 import json
 import logging
 import os
-import random
 import socket
 import threading
 import weakref
@@ -38,6 +37,7 @@ from hotplate.clock import Clock
 from hotplate.core.request import Want
 from hotplate.forks import restart_in_children
 from hotplate.keys import values_of
+from hotplate.sampling import Share
 from hotplate.seldom import Seldom
 from hotplate.stats import TrafficStats
 from hotplate.warming.files import dated, private, table_of
@@ -125,7 +125,6 @@ class TrafficLog:
         self.settings = settings
         self._project = project
         self._clock = clock
-        self._chance = random.Random()
         self._seldom = Seldom()
         self._start_clean()
         restart_in_children(self)
@@ -133,8 +132,7 @@ class TrafficLog:
     def _start_clean(self) -> None:
         self._waiting: deque[_Noted] = deque()
         self._keys = 0  # of what waits; a count that threads may get a little wrong
-        self._left = self.gap()
-        self._gap = self._left
+        self._share = Share(self.settings.share)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -152,10 +150,8 @@ class TrafficLog:
     # -- on the way of a request ------------------------------------------------------------------
 
     def gap(self) -> int:
-        """After how many more requests the next one is logged, itself included: at random, so that
-        no rhythm of the requests is followed."""
-        mean = 1 / self.settings.share
-        return 1 if mean <= 1 else self._chance.randint(1, max(1, round(2 * mean) - 1))
+        """As `Share.gap`."""
+        return self._share.gap()
 
     def note(self, wants: Sequence[Want], weight: int) -> None:
         """Log a request.
@@ -175,10 +171,7 @@ class TrafficLog:
 
     def note_some(self, wants: Sequence[Want]) -> None:
         """Log one of so many requests; of the others nothing."""
-        self._left -= 1
-        if self._left <= 0:
-            weight, self._gap = self._gap, self.gap()
-            self._left = self._gap
+        if weight := self._share.take():
             self.note(wants, weight)
 
     def _start(self) -> None:
