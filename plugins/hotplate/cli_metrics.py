@@ -274,7 +274,12 @@ def _groups(found: Summary) -> Text:
         "errors",
     ]
     headers += ["age p50", "p99", "max", "rows", "memory"]
-    rows = [[name, *_of_group(group, found.seconds)] for name, group in found.groups.items()]
+    has_checks = any(group.compared for group in found.groups.values())
+    headers += ["differ at most"] if has_checks else []
+    rows = [
+        [name, *_of_group(group, found.seconds), *([_checked(group)] if has_checks else [])]
+        for name, group in found.groups.items()
+    ]
     return _table("Groups", headers, rows)
 
 
@@ -295,6 +300,16 @@ def _of_group(group: GroupSummary, seconds: float | None) -> list[Text | str]:
         f"{group.entries:,.0f}",
         format_bytes(int(group.bytes)),
     ]
+
+
+def _checked(group: GroupSummary) -> Text:
+    """What shadow checks say: at most which share of the served rows is wrong."""
+    if group.is_excluded:
+        return Text("EXCLUDED", style="bold red")
+    if not group.compared:
+        return Text("-")
+    said = f"{group.mismatch_high:.2%} ({group.differed:,} of {group.compared:,})"
+    return Text(said, style="bold red" if group.differed else "")
 
 
 def _outputs(found: Summary) -> Text:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from hotplate.stats import wilson_interval
 from hotplate.telemetry.reading import Reading
 
 __all__ = ["GroupSummary", "OutputSummary", "Summary", "quantile", "summarize"]
@@ -27,6 +28,10 @@ class GroupSummary:
         age_p50_s, age_p99_s, age_max_s: of what was served from memory; the last since the start,
             as are the others where none was sampled in between.
         entries, bytes: in memory now, of all processes.
+        compared, differed: rows that shadow checks compared since the start, and that should not
+            have been as they were.
+        mismatch_high: share of the served rows that differs at the most, with 95 % confidence.
+        is_excluded: whether a process serves the group from the source because of that.
     """
 
     ttl_s: float | None
@@ -41,6 +46,10 @@ class GroupSummary:
     age_max_s: float
     entries: float
     bytes: float
+    compared: int
+    differed: int
+    mismatch_high: float
+    is_excluded: bool
 
 
 @dataclass(frozen=True)
@@ -149,6 +158,9 @@ def _group(now: Reading, since: Reading) -> GroupSummary:
     hits = tiers.get("memory", 0.0) + tiers.get("absent", 0.0)
     reads = hits + sum(misses.values())
     ttls = now.values.get("hotplate_ttl_seconds", {}).values()
+    shadow = now.by("hotplate_shadow_rows_total", "outcome")
+    differed = int(shadow.get("differed", 0))
+    compared = differed + int(shadow.get("equal", 0) + shadow.get("stale", 0))
     return GroupSummary(
         ttl_s=max(ttls, default=None),
         reads=reads,
@@ -162,6 +174,10 @@ def _group(now: Reading, since: Reading) -> GroupSummary:
         age_max_s=now.sum("hotplate_age_max_seconds"),
         entries=now.sum("hotplate_entries"),
         bytes=now.sum("hotplate_entry_bytes"),
+        compared=compared,
+        differed=differed,
+        mismatch_high=wilson_interval(differed, compared)[1],
+        is_excluded=now.sum("hotplate_group_excluded") > 0,
     )
 
 
