@@ -28,7 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "serving": PURE
     | {"core", "tiers", "invalidation", "servers", "sources", "serving", "windowed", "windows"}
     | {"outputs", "warming", "telemetry"},
-    "telemetry": PURE | {"outputs", "telemetry"},
+    "telemetry": PURE | {"outputs", "telemetry", "pages"},
+    "pages": PURE,
     "warming": PURE | {"core", "warming"},
     "windows": PURE | {"windows", "servers"},
     "ingestion": PURE,

@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 import plotly.graph_objects as go
 
+from hotplate.pages import INK, document, figure_of, plot, table, tiles_of
 from pipelines.fraud.bundle import Bundle
 from pipelines.fraud.replay import ReplaySpec, StageFound
-from pipelines.pages import INK, document, figure_of, made_with, plot, table, tiles_of
+from pipelines.made_with import made_with
 from pipelines.reads.results import machine
 from pipelines.reads.wording import count, duration, share, times
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from pipelines.pages import INK, figure_of
+from hotplate.pages import INK, figure_of
 from pipelines.reads.replay import Recording
 from pipelines.reads.results import Bucket, Latency, Results
 from pipelines.reads.wording import duration, seconds

@@ -7,7 +7,8 @@ from html import escape
 from string import Template
 from typing import Any
 
-from pipelines.pages import document, made_with, plot, table, tiles_of
+from hotplate.pages import document, plot, table, tiles_of
+from pipelines.made_with import made_with
 from pipelines.reads import charts
 from pipelines.reads.replay import Recording
 from pipelines.reads.results import GroupResult, Results, buckets

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hotplate.cli_inspect import inspect
-from hotplate.cli_metrics import metrics, stats, top
+from hotplate.cli_metrics import metrics, report, stats, top
 from hotplate.cli_outputs import outputs
 from hotplate.cli_repo import (
     chdir_option,
@@ -346,7 +346,7 @@ def _confirm(question: str, *, yes: bool) -> None:
         fail("nothing was done")
 
 
-for _command in (inspect, metrics, stats, top):
+for _command in (inspect, metrics, report, stats, top):
     main.add_command(_command)
 main.add_command(outputs)
 main.add_command(warm)

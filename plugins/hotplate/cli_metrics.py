@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import click
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress import Progress
 from rich.text import Text
 
 from hotplate.cli_repo import chdir_option, fail, open_store, told
@@ -24,7 +25,7 @@ from hotplate.telemetry.assets import asset
 from hotplate.telemetry.reading import CONTENT_TYPE, FolderReader, Reading, exposition, read_url
 from hotplate.telemetry.summary import GroupSummary, OutputSummary, Summary, summarize
 
-__all__ = ["metrics", "shown", "stats", "top"]
+__all__ = ["metrics", "report", "shown", "stats", "top"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _WIDTH: Final = 160
@@ -135,6 +136,58 @@ def top(
                     live.update(shown(summary), refresh=True)
                 else:
                     console.print(shown(summary))
+
+
+@click.command()
+@source_options
+@click.option(
+    "--html",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("hotplate.html"),
+    show_default=True,
+    help="Where the page goes.",
+)
+@click.option(
+    "--over",
+    callback=lambda context, parameter, value: value and _every(context, parameter, value),
+    metavar="DURATION",
+    help="Only what happens in this time from now on; since the start if left out.",
+)
+def report(chdir: Path, folder: Path | None, url: str | None, path: Path, over: float) -> None:
+    """Write a page of plots: where reads were answered, how old values were against their bounds.
+
+    One HTML file that needs nothing from the network.
+    """
+    try:
+        from hotplate.telemetry.page import page
+    except ModuleNotFoundError:
+        fail("a page of plots needs plotly: pip install 'feast-hotplate[demo]'")
+    with told(), _until_interrupted():
+        read = _reader(chdir, folder, url)
+        before = read()
+        if over:
+            _wait(over)
+        now = read()
+        if now.is_empty:
+            fail("nothing is counted there yet: has a process been asked something?")
+        since = now.since(before) if over else now
+        try:
+            path.write_text(page(summarize(now, before if over else None), since), "utf-8")
+        except OSError as error:
+            fail(f"{path}: cannot be written: {error.strerror}")
+    click.echo(f"written: {path}")
+
+
+def _wait(seconds: float) -> None:
+    with Progress(
+        transient=True, disable=not sys.stderr.isatty(), console=Console(stderr=True)
+    ) as bar:
+        task = bar.add_task("counting", total=seconds)
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.2))
+            bar.update(task, completed=seconds - left)
 
 
 @click.command()

@@ -92,6 +92,17 @@ class Reading:
                     found.setdefault(chosen, {}).setdefault(sample, {})[labels] = value
         return {chosen: Reading(self.at_s, values) for chosen, values in found.items()}
 
+    def since(self, before: Reading) -> Reading:
+        """What was counted since another reading; a counter that fell began anew."""
+        values = {}
+        for name, held in self.values.items():
+            earlier = before.values.get(name, {})
+            values[name] = {
+                labels: value - then if value >= (then := earlier.get(labels, 0.0)) else value
+                for labels, value in held.items()
+            }
+        return Reading(self.at_s, values)
+
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing of Hotplate's."""

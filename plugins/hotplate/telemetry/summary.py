@@ -115,7 +115,7 @@ def summarize(now: Reading, before: Reading | None = None) -> Summary:
         now: the latest.
         before: an earlier one of the same processes.
     """
-    since = _since(now, before) if before is not None else now
+    since = now if before is None else now.since(before)
     groups = {
         _named(now, *place): _group(of_now, earlier.get(place, _NOTHING))
         for earlier in [since.parts("project", "group")]
@@ -210,18 +210,6 @@ def _counts(found: Reading, name: str, label: str) -> dict[str, float]:
 def _state(now: Reading, name: str) -> bool | None:
     values = now.values.get(name)
     return None if not values else min(values.values()) > 0
-
-
-def _since(now: Reading, before: Reading) -> Reading:
-    """Counters less what they were; one that fell began anew, and all of it is new."""
-    values = {}
-    for name, held in now.values.items():
-        earlier = before.values.get(name, {})
-        values[name] = {
-            labels: value - then if value >= (then := earlier.get(labels, 0.0)) else value
-            for labels, value in held.items()
-        }
-    return Reading(now.at_s, values)
 
 
 def quantile(found: Reading, name: str, share: float) -> float | None:

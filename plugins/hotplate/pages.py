@@ -1,15 +1,18 @@
-"""Parts of the pages of plots: one HTML file each, that needs nothing from the network."""
+"""Parts of the pages of plots: one HTML file each, that needs nothing from the network.
+
+Needs plotly: a command imports it when a page is asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
 import plotly.graph_objects as go
 import plotly.offline
 
-__all__ = ["INK", "document", "figure_of", "made_with", "plot", "table", "tiles_of"]
+__all__ = ["INK", "document", "figure_of", "plot", "table", "tiles_of"]
 
 INK: Final = "#1f2937"
 _GRID: Final = "#e5e7eb"
@@ -64,21 +67,6 @@ def document(title: str, body: str) -> str:
 <body><main>
 {body}</main></body></html>
 """
-
-
-def made_with(made_at: str, machine: Mapping[str, Any]) -> str:
-    """When, on which machine and with which versions a page was made: a line.
-
-    Args:
-        made_at: date and time.
-        machine: as `pipelines.reads.results.machine` finds it.
-    """
-    versions = machine["versions"]
-    return escape(
-        f"{made_at} · {machine['cpu']}, {machine['cores']} cores · {machine['store']} · "
-        f"Feast {versions.get('feast', '?')} · Hotplate {versions['hotplate']} · "
-        f"Python {versions['python']}"
-    )
 
 
 def tiles_of(tiles: Sequence[tuple[str, str]]) -> str:
