@@ -145,6 +145,8 @@ class Layers:
             changed["ttl_map"] = said
         if not self.warming:
             changed["rewarm"] = None
+        if not (self.features and self.windows):
+            changed["metrics"] = None  # what a comparison counts is no figure of the deployment's
         return changed
 
 

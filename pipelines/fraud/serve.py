@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import uvicorn
 
+import hotplate
 from hotplate.errors import HotplateError
 from pipelines.fraud.batches import SOURCE, Batches
 from pipelines.fraud.decide import Layers
@@ -158,7 +159,10 @@ def served(
             except (*PASSING, HotplateError) as error:  # /readyz says whether it is there
                 say(f"nothing was read ahead: {type(error).__name__}")
         telemetry = Telemetry(
-            lambda: len(batches), lambda: live.version, lambda: bool(live.refused)
+            lambda: len(batches),
+            lambda: live.version,
+            lambda: bool(live.refused),
+            lambda: hotplate.of(store).metrics(of_host=False),
         )
         batches = Batches(
             Line(store, live, ledger, SOURCE, say=say),

@@ -15,7 +15,7 @@ import bisect
 import itertools
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -60,6 +60,7 @@ class Telemetry:
         waiting: how many requests are in the queue.
         version: which version of the model is live.
         is_refused: whether another one is current, and was refused.
+        of_cache: what the cache of the feature store counts.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Telemetry:
         waiting: Callable[[], int],
         version: Callable[[], str],
         is_refused: Callable[[], bool],
+        of_cache: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
         self._waiting, self._version, self._is_refused = waiting, version, is_refused
         self._lock = threading.Lock()
@@ -80,6 +82,7 @@ class Telemetry:
         self._batch_size = _Histogram("fraud_batch_payments", "Payments in a batch", _SIZES)
         self._registry = CollectorRegistry()
         self._registry.register(_Collected(self._metrics))
+        self._registry.register(_Collected(of_cache))
         ProcessCollector(registry=self._registry)
 
     def batch(self, found: Processed, seconds: float) -> None:
@@ -138,8 +141,8 @@ class Telemetry:
 class _Collected:
     """What a registry of prometheus_client asks."""
 
-    def __init__(self, metrics: Callable[[], Iterator[Metric]]) -> None:
+    def __init__(self, metrics: Callable[[], Iterable[Metric]]) -> None:
         self._metrics = metrics
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterable[Any]:
         return self._metrics()

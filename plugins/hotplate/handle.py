@@ -103,20 +103,21 @@ class Hotplate:
         groups = {**counted.groups, **{name: GroupCounters(name).snapshot() for name in unread}}
         return replace(counted, groups=dict(sorted(groups.items())))
 
-    def metrics(self) -> list[Any]:
+    def metrics(self, *, of_host: bool = True) -> list[Any]:
         """All metrics now, as prometheus_client's families, for an endpoint of the application::
 
             REGISTRY.register(hotplate.telemetry.Collector(hot.metrics))
 
-        Returns:
-            Those of all processes of this host, added up, where the deployment names a folder
-            (`online_store.metrics`); else those of this process alone.
+        Args:
+            of_host: those of all processes of this host, added up, where the deployment names a
+                folder (`online_store.metrics`). False: those of this process alone, for endpoints
+                that are each asked by themselves.
 
         Raises:
             TelemetryError: the folder cannot be read.
         """
         runtime = self.runtime
-        if runtime.publisher is None:
+        if runtime.publisher is None or not of_host:
             return families(runtime.samples())
         runtime.begin_publishing()
         runtime.publisher.write()
