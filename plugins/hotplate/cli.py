@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 from rich.console import Console
 from rich.table import Table
 
@@ -18,8 +19,10 @@ from hotplate.cli_inspect import inspect
 from hotplate.cli_metrics import metrics, report, stats, top
 from hotplate.cli_outputs import outputs
 from hotplate.cli_repo import (
+    Commands,
     chdir_option,
     fail,
+    json_option,
     named,
     open_store,
     per_second,
@@ -34,12 +37,18 @@ from hotplate.policy import ResolvedPolicy
 __all__ = ["main"]
 
 
-@click.group()
+@click.group(cls=Commands)
 @click.version_option(package_name="feast-hotplate")
 def main() -> None:
     """Look at the cache that keeps a Feast warm, and look after it.
 
-    Exit codes: 0 fine, 1 something is wrong with the repo or the settings, 2 wrong usage.
+    \b
+    hotplate policy     what each group's settings are, and where they are said
+    hotplate doctor     whether the deployment can do what they ask
+    hotplate top        what the cache does now
+
+    Exit codes: 0 fine; 1 something is wrong with the repo, the settings or a server, or a check
+    failed; 2 wrong usage; 130 interrupted.
     """
 
 
@@ -153,6 +162,7 @@ def _fill_long(
 @click.option("--all", "is_whole", is_flag=True, help="Every entity of the group.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask; needed where nobody could answer.")
+@json_option
 @chdir_option
 def invalidate(
     group: str,
@@ -161,6 +171,7 @@ def invalidate(
     is_whole: bool,
     dry_run: bool,
     yes: bool,
+    as_json: bool,
     chdir: Path,
 ) -> None:
     """Forget entities of a GROUP (or feature view) wherever they are kept.
@@ -181,15 +192,19 @@ def invalidate(
         with named():
             job = hot.invalidation(group)
         if not job.is_cached:
-            click.echo(f"{group} is never served from a cache: there is nothing to invalidate")
+            said = f"{group} is never served from a cache: there is nothing to invalidate"
+            click.echo(json.dumps({"nothing": said}) if as_json else said)
             return
         if unreachable := job.unreachable():
             fail(_nobody(unreachable))
         chosen = None if is_whole else job.reader().chunks(entities, files)
         with counting("counting") as advance:
             scope = job.scope(chosen, advance)
-        click.echo(f"would invalidate {say_scope(scope, group)}")
+        if not as_json:
+            click.echo(f"would invalidate {say_scope(scope, group)}")
         if dry_run:
+            if as_json:
+                click.echo(json.dumps({"scope": asdict(scope)}))
             return
         _confirm("Invalidate?", yes=yes)
         with counting("invalidating", scope.entities) as advance:
@@ -197,7 +212,10 @@ def invalidate(
         hot.runtime.close()
         if not outcome.is_complete:
             fail(say_outcome(outcome, scope))
-        click.echo(say_outcome(outcome, scope))
+        if as_json:
+            click.echo(json.dumps({"scope": asdict(scope), "outcome": asdict(outcome)}))
+        else:
+            click.echo(say_outcome(outcome, scope))
 
 
 @main.command()
@@ -234,6 +252,7 @@ def invalidate(
 )
 @click.option("--resume", is_flag=True, help="Go on with the purge that was stopped.")
 @state_option
+@json_option
 @chdir_option
 def purge(
     groups: tuple[str, ...],
@@ -244,6 +263,7 @@ def purge(
     max_misses: int,
     resume: bool,
     state: Path | None,
+    as_json: bool,
     chdir: Path,
 ) -> None:
     """Remove entries of the shared tier little by little: of GROUPs, or of the whole project.
@@ -268,10 +288,12 @@ def purge(
         folder = state or state_folder()
         left = CursorFile(folder, store.project).load()
         if resume and left is None:
-            click.echo("there is nothing to resume")
+            said = "there is nothing to resume"
+            click.echo(json.dumps({"nothing": said}) if as_json else said)
             return
         if left is not None and not resume:
-            click.echo(f"a purge of {left.selection} that was stopped is given up for this one")
+            said = f"a purge of {left.selection} that was stopped is given up for this one"
+            click.echo(said, err=as_json)
         limits = Limits(rate, batch, max_misses)
         with named():
             steps = hot.purge(
@@ -291,13 +313,15 @@ def purge(
         finally:
             hot.runtime.close()
         report.end()
-        if report.last is not None:
+        if report.last is not None and as_json:
+            click.echo(json.dumps(asdict(report.last)))
+        elif report.last is not None:
             click.echo(f"done: {say_progress(report.last)}")
 
 
 @main.command()
 @chdir_option
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@json_option
 def doctor(chdir: Path, as_json: bool) -> None:
     """Look the deployment over, and say what to change.
 
@@ -322,8 +346,23 @@ def doctor(chdir: Path, as_json: bool) -> None:
         for finding in found:
             status = click.style(f"{finding.status:7}", fg=colors[finding.status])
             fix = f". Fix: {finding.fix}" if finding.fix else ""
-            click.echo(f"{status} {finding.check}: {finding.seen}{fix}")
+            click.echo(f"{status} {finding.check}: {finding.seen.rstrip('.')}{fix}")
     raise SystemExit(1 if counts["error"] else 0)
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what lets a SHELL complete this command's parts and options.
+
+    \b
+    bash: eval "$(hotplate completion bash)" in ~/.bashrc
+    zsh:  eval "$(hotplate completion zsh)" in ~/.zshrc
+    fish: hotplate completion fish > ~/.config/fish/completions/hotplate.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "hotplate", "_HOTPLATE_COMPLETE").source())
 
 
 def _nobody(unreachable: dict[str, str]) -> str:

@@ -14,8 +14,10 @@ import click
 from hotplate.errors import HotplateError
 
 __all__ = [
+    "Commands",
     "chdir_option",
     "fail",
+    "json_option",
     "named",
     "open_store",
     "per_second",
@@ -52,6 +54,25 @@ def state_option(function: _F) -> _F:
     )(function)
 
 
+class Commands(click.Group):
+    """The whole command: whatever interrupts one of its parts, or a file refuses, is one line."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run the part that was asked for."""
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            click.echo("hotplate: interrupted", err=True)
+            raise SystemExit(130) from None
+        except OSError as error:
+            fail(f"{error.filename or ''}: {error.strerror or error}".lstrip(": "))
+
+
+def json_option(function: _F) -> _F:
+    """The option to be answered in JSON."""
+    return click.option("--json", "as_json", is_flag=True, help="For machines.")(function)
+
+
 def per_second(context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Reads a rate, as in `500/s`, for an option."""
     found = re.fullmatch(r"([1-9]\d*)(/s)?", value)
@@ -66,6 +87,10 @@ def told() -> Iterator[None]:
     try:
         yield
     except HotplateError as error:
+        fail(str(error))
+    except Exception as error:
+        if type(error).__module__ != "feast.errors":  # known without the seconds Feast takes
+            raise
         fail(str(error))
 
 

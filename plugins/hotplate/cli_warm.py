@@ -69,7 +69,13 @@ def _part(context: click.Context, parameter: click.Parameter, value: str) -> tup
     metavar="SHARE",
     help="Of the reads that the chosen entities make.",
 )
-@click.option("--days", type=click.IntRange(1, 366), default=7, show_default=True)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 366),
+    default=7,
+    show_default=True,
+    help="Of the log that are looked at, up to now.",
+)
 @click.option(
     "--hours",
     type=click.IntRange(1, 24),
@@ -85,7 +91,14 @@ def _part(context: click.Context, parameter: click.Parameter, value: str) -> tup
     metavar="N/s",
     help="Rows that the source serves at its peak; warming takes 5% of that, and grows to --most.",
 )
-@click.option("--most", callback=_share, default="20%", show_default=True, metavar="SHARE")
+@click.option(
+    "--most",
+    callback=_share,
+    default="20%",
+    show_default=True,
+    metavar="SHARE",
+    help="Of the peak, to which the rate rises.",
+)
 @click.option(
     "--part",
     callback=_part,

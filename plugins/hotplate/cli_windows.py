@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hotplate.cli_repo import chdir_option, named, open_store, told
+from hotplate.cli_repo import chdir_option, json_option, named, open_store, told
 from hotplate.durations import format_duration, parse_duration
 from hotplate.errors import HotplateError
 
@@ -40,8 +40,9 @@ def windows() -> None:
 @windows.command()
 @click.argument("event_view")
 @_from_option
+@json_option
 @chdir_option
-def seed(event_view: str, events: Path | None, chdir: Path) -> None:
+def seed(event_view: str, events: Path | None, as_json: bool, chdir: Path) -> None:
     """Fill the logs of an EVENT_VIEW from history.
 
     Runs beside whatever reads and writes them. Running it again, or again after it was stopped,
@@ -63,6 +64,9 @@ def seed(event_view: str, events: Path | None, chdir: Path) -> None:
         hot.runtime.close()
     if last is None:
         return
+    if as_json:
+        click.echo(json.dumps(asdict(last)))
+        return
     click.echo(f"seeded {last.logs:,} logs with {last.events:,} events of {last.total:,} rows")
     if last.kept:
         click.echo(
@@ -72,8 +76,9 @@ def seed(event_view: str, events: Path | None, chdir: Path) -> None:
 
 @windows.command()
 @click.argument("event_view")
+@json_option
 @chdir_option
-def retire(event_view: str, chdir: Path) -> None:
+def retire(event_view: str, as_json: bool, chdir: Path) -> None:
     """Stop writing the events of an EVENT_VIEW to layouts that were there before.
 
     When every process has read the registry anew (registry.cache_ttl_seconds after `feast apply`).
@@ -86,7 +91,8 @@ def retire(event_view: str, chdir: Path) -> None:
         with named():
             count = hot.retire(event_view)
         hot.runtime.close()
-    click.echo(f"{count} older layouts are not written to any more, and expire")
+    said = f"{count} older layouts are not written to any more, and expire"
+    click.echo(json.dumps({"retired": count}) if as_json else said)
 
 
 @windows.command()
@@ -112,9 +118,16 @@ def retire(event_view: str, chdir: Path) -> None:
     show_default=True,
     help="Events held in memory at a time.",
 )
+@json_option
 @chdir_option
 def backfill(
-    view: str, events: Path | None, target: Path | None, at: Any, max_rows: int, chdir: Path
+    view: str,
+    events: Path | None,
+    target: Path | None,
+    at: Any,
+    max_rows: int,
+    as_json: bool,
+    chdir: Path,
 ) -> None:
     """Compute the outputs of a windowed VIEW at every event, and write them as a table.
 
@@ -137,6 +150,9 @@ def backfill(
         result = backfill_view(
             store, view, events=events, target=target, settings=settings, progress=note
         )
+    if as_json:
+        click.echo(json.dumps(asdict(result), default=str))
+        return
     click.echo(f"wrote {result.rows:,} rows of {result.events:,} events to {result.target}")
 
 
@@ -297,7 +313,12 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
     show_default=True,
     help="What --url names.",
 )
-@click.option("--sentinel-master", default="mymaster", show_default=True)
+@click.option(
+    "--sentinel-master",
+    default="mymaster",
+    show_default=True,
+    help="The name by which sentinels know the primary.",
+)
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON now and then, on stdout.")
 @chdir_option
 def consume(
