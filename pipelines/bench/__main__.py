@@ -17,6 +17,7 @@ from rich.table import Table
 from pipelines.bench.blobs import blobs
 from pipelines.bench.cases import CASES, traces
 from pipelines.bench.fleet import fleet
+from pipelines.bench.into import into_option, put_table
 from pipelines.bench.line import Line
 from pipelines.bench.loaders import computed_on_miss
 from pipelines.bench.machine import machine, write_results
@@ -58,10 +59,19 @@ from pipelines.bench.writes import large_writes
     type=click.Path(path_type=Path),
     help="Where the table goes.",
 )
+@into_option("bench")
 def main(
-    rounds: int, entities: int, trace_limit: int | None, only: str, data: Path, out: Path
+    rounds: int,
+    entities: int,
+    trace_limit: int | None,
+    only: str,
+    data: Path,
+    out: Path,
+    into: tuple[Path, ...],
 ) -> None:
     """Measure Hotplate against Feast alone, over the same server, in the same run."""
+    if into and only:
+        raise click.UsageError("--into replaces a whole table: leave --only out")
     warnings.simplefilter("ignore")
     console = Console(width=None if sys.stdout.isatty() else 200)
     found = machine()
@@ -130,7 +140,10 @@ def main(
         progress.advance(task)
     found["seconds"] = f"{time.monotonic() - began:.0f}"
     _print(console, lines)
-    _write(out, lines, found)
+    rows = _rows(lines)
+    write_results(out, rows, found, [asdict(line) for line in lines])
+    for page in into:
+        put_table(page, "bench", rows, found)
     console.print(f"written: {out / 'table.md'} and {out / 'results.json'}")
 
 
@@ -147,13 +160,12 @@ def _mark(line: Line) -> str:
     return "" if line.is_met is None else "met" if line.is_met else "short"
 
 
-def _write(out: Path, lines: Sequence[Line], found: dict[str, str]) -> None:
-    rows: list[Sequence[str]] = [
+def _rows(lines: Sequence[Line]) -> list[Sequence[str]]:
+    return [
         ("measured", "value", "over the rounds", "aim", "", "for orientation"),
         ("---",) * 6,
         *((li.what, li.value, li.spread, li.target, _mark(li), li.detail) for li in lines),
     ]
-    write_results(out, rows, found, [asdict(line) for line in lines])
 
 
 if __name__ == "__main__":

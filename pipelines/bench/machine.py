@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pipelines.bench.into import shown_foot, shown_table
+
 __all__ = ["machine", "write_results"]
 
 _PACKAGES = (
@@ -80,8 +82,6 @@ def write_results(
         lines: the same as data.
     """
     out.mkdir(parents=True, exist_ok=True)
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    foot = "\n" + ", ".join(f"{name} {value}" for name, value in found.items()) + "\n"
-    (out / "table.md").write_text(table + foot)
+    (out / "table.md").write_text(f"{shown_table(rows)}\n{shown_foot(found)}")
     results = {"machine": found, "lines": lines}
     (out / "results.json").write_text(json.dumps(results, indent=2))

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from pipelines.bench.into import into_option, put_table
 from pipelines.bench.machine import machine, write_results
 from pipelines.faults.measure import SENTINELS, SQLITE, TRACKED, Line, measure
 from pipelines.lab.fleet import Nursery
@@ -50,8 +51,13 @@ _BUDGET_MS = 5.0
     type=click.Path(path_type=Path),
     help="Where the table goes.",
 )
-def main(short: bool, repeats: int, seconds: float, only: str, out: Path) -> None:
+@into_option("faults")
+def main(
+    short: bool, repeats: int, seconds: float, only: str, out: Path, into: tuple[Path, ...]
+) -> None:
     """Let two processes read and write while faults of the server come and go."""
+    if into and (only or short):
+        raise click.UsageError("--into replaces a whole table: leave --only and --short out")
     warnings.simplefilter("ignore")
     console = Console()
     found = machine()
@@ -84,7 +90,10 @@ def main(short: bool, repeats: int, seconds: float, only: str, out: Path) -> Non
     for fault, over, *rest in rows:
         table.add_row(f"{fault}\n{over}", *rest)
     console.print(table)
-    write_results(out, [_COLUMNS, ("---",) * len(_COLUMNS), *rows], found, [*map(asdict, lines)])
+    written = [_COLUMNS, ("---",) * len(_COLUMNS), *rows]
+    write_results(out, written, found, [*map(asdict, lines)])
+    for page in into:
+        put_table(page, "faults", written, found)
     for aim in _aims(lines):
         console.print(aim)
     console.print(f"written: {out / 'table.md'} and {out / 'results.json'}")
