@@ -56,7 +56,7 @@ soak: $(VENV)/.dev ## the randomized comparisons, 100,000 operations a store and
 	  tests/windows/test_online_equals_offline.py tests/windows/test_offline.py \
 	  tests/windows/test_handbook_serving.py tests/windows/test_consume_killed.py -s $(ARGS)
 
-bench: $(VENV)/.dev ## every number of the README against Feast alone; writes out/bench/table.md
+bench: $(VENV)/.dev ## every number of docs/performance.md; writes out/bench/table.md
 	$(BIN)/python -m pipelines.bench $(ARGS)
 
 bench-short: $(VENV)/.dev ## the same in a minute, for CI: it must run, its numbers mean little

@@ -27,7 +27,7 @@ class Guarded:
 
     @property
     def documented(self) -> list[str]:
-        """The rights of the README for this kind of server, and who has them."""
+        """The documented rights for this kind of server, and who has them."""
         commands = [*rights.TIER, *rights.CHANNEL]
         if self.kind == "redis_cluster":
             commands += rights.CLUSTER_CHANNEL

@@ -50,8 +50,8 @@ def put_table(
 ) -> None:
     """Replace what stands between a page's markers.
 
-    `<!-- NAME table -->` gets all of it. `<!-- NAME excerpt -->` keeps its columns and the rows
-    that it has, by the table's first column, with the new values; a row that was not measured stays.
+    `<!-- NAME table -->` gets all of it. `<!-- NAME excerpt -->` keeps its columns and its rows,
+    known by the table's first column, and gets their new values; one that was not measured stays.
 
     Args:
         page: a Markdown file.

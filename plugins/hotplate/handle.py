@@ -557,7 +557,7 @@ class Hotplate:
         Args:
             event_view: the second result of `windowed_view(...)`, by name.
             stream: the stream's key. Its entries hold the columns of the batch source as text, or
-                one field `json` with an object; see the README.
+                one field `json` with an object; see docs/windows.md.
             settings: how.
 
         Returns:

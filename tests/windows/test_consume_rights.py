@@ -15,13 +15,13 @@ from ..guarded import Guarded
 from .bank import Payment, bank
 from .following import ONCE, Following, client_for
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 OPTIONAL = ("xgroup|delconsumer", "xinfo|groups", "xinfo|stream", "set")
 FOR_APPLY = {"hset", "hdel"}
 
 
 def allowed(kind: str, without: str = "") -> list[str]:
-    """ACL rules of the README; the stream's own name besides."""
+    """ACL rules of the documentation; the stream's own name besides."""
     commands = [*rights.LOGS, *rights.CONSUMER, *rights.CHANNEL]
     if kind == "redis_cluster":
         commands += [*rights.CONSUMER_APART, *rights.CLUSTER_CHANNEL]
@@ -97,8 +97,8 @@ def test_a_key_that_may_not_be_written(shop: Following, guarded: Guarded) -> Non
         shop.follow()
 
 
-def test_the_readme_names_them() -> None:
+def test_the_page_names_them() -> None:
     """All that the code needs, as an administrator writes it down."""
-    words = README.read_text().replace("`", " ").replace(",", " ").split()
+    words = PAGE.read_text().replace("\\|", "|").replace("`", " ").replace(",", " ").split()
     for command in (*rights.LOGS, *rights.CONSUMER, *rights.CONSUMER_APART):
         assert f"+{command}" in words, command

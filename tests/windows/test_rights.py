@@ -16,7 +16,7 @@ from hotplate.servers import rights
 
 from .bank import Bank, bank, frame_of, random_payment
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 EVENTS = "activity_events"
 
 
@@ -51,11 +51,11 @@ def use(shop: Bank) -> None:
 
 
 def test_what_is_documented_is_enough(allow: Callable[..., Bank]) -> None:
-    """For everything, and the README names it."""
+    """For everything, and the page names it."""
     shop = allow(*rights.LOGS)
     use(shop)
     assert shop.repo.cache.stats().events[EVENTS].folds > 0
-    assert f"`{rights.shown(rights.LOGS)}`" in README.read_text()
+    assert f"`{rights.shown(rights.LOGS)}`" in PAGE.read_text()
 
 
 @pytest.mark.parametrize("lacking", rights.LOGS)

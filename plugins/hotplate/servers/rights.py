@@ -1,4 +1,4 @@
-"""What a server's user must be allowed: written once, for the README, error messages and checks."""
+"""What a server's user must be allowed: once, for the documentation, error messages and checks."""
 
 from __future__ import annotations
 
