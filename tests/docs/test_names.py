@@ -31,6 +31,11 @@ def test_every_page_is_found_from_the_readme() -> None:
     assert [one.name for one in PAGES[1:] if f"docs/{one.name}" not in linked] == []
 
 
+def test_the_readme_is_read_in_five_minutes() -> None:
+    """What it says at length goes to a page of its own."""
+    assert len(README.read_text().splitlines()) <= 260
+
+
 def test_the_readme_shows_lines_of_the_performance_page() -> None:
     """Its excerpt is of the run whose table stands there."""
     whole = (ROOT / "docs" / "performance.md").read_text()
