@@ -23,7 +23,7 @@ from hotplate.settings import (
 from .commands import check_words, options_known
 from .page import ROOT, Page, PageError, read_page
 
-__all__ = ["PENDING", "wrong_links", "wrong_names"]
+__all__ = ["PENDING", "SECTIONS", "wrong_links", "wrong_names"]
 
 # Pages and commands that the README names and that are still being written. Empty it, and drop
 # what asks for it, once they are there.
@@ -34,11 +34,12 @@ PENDING: Final = frozenset(
 _TOP: Final = ("docs", "feature_repo", "pipelines", "plugins", "tests")
 _PATH: Final = re.compile(rf"({'|'.join(_TOP)})(/[\w.-]+)*/?")
 _BARE: Final = re.compile(r"[\w-]+\.(py|md|toml)")
+_TEST: Final = re.compile(r"test_\w+")
 _COMMAND: Final = re.compile(r"(hotplate|feast|make|pip|python) [\w-]")
 _OPTION: Final = re.compile(r"--[a-z][\w-]*")
 _CALL: Final = re.compile(r"hot\.(\w+)")
 _SETTING: Final = re.compile(r"(blobs|memory|preload|shared|traffic|windows)\.([a-z_]+)")
-_SECTIONS: Final = {
+SECTIONS: Final = {
     "blobs": BlobsConfig,
     "memory": MemoryConfig,
     "preload": PreloadConfig,
@@ -97,8 +98,15 @@ def wrong_names(page: Page) -> list[str]:
 def _check_path(text: str, own: set[str]) -> None:
     if _PATH.fullmatch(text) and "/" in text and not (ROOT / text).exists():
         raise PageError("there is no such file")
+    if _TEST.fullmatch(text) and f"def {text}(" not in _tests():
+        raise PageError("there is no such test")
     if _BARE.fullmatch(text) and text not in own and text not in _file_names():
         raise PageError("there is no file of this name")
+
+
+@cache
+def _tests() -> str:
+    return "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 
 
 @cache
@@ -128,7 +136,7 @@ def _check_call(text: str, _: set[str]) -> None:
 
 def _check_setting(text: str, _: set[str]) -> None:
     found = _SETTING.fullmatch(text.partition(":")[0])
-    if found is not None and found[2] not in _SECTIONS[found[1]].model_fields:
+    if found is not None and found[2] not in SECTIONS[found[1]].model_fields:
         raise PageError(f"online_store.{found[1]} has no such setting")
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from .names import wrong_links, wrong_names
+from hotplate import cache_policy
+from hotplate.cli import main
+from hotplate.online_store import CachedOnlineStoreConfig
+from hotplate.outputs import OutputPolicy
+
+from .names import SECTIONS, wrong_links, wrong_names
 from .page import ROOT, read_page
 
 README = ROOT / "README.md"
@@ -29,6 +37,40 @@ def test_every_page_is_found_from_the_readme() -> None:
     """Nobody has to guess a file's name."""
     linked = {link.target.partition("#")[0] for link in read_page(README).links}
     assert [one.name for one in PAGES[1:] if f"docs/{one.name}" not in linked] == []
+
+
+def test_every_command_is_documented() -> None:
+    """By its whole name, on some page."""
+    text = all_text()
+    names = [f"hotplate {name}" for name in commands_of(main)]
+    assert [name for name in names if name not in text] == []
+
+
+def commands_of(group: click.Group, before: str = "") -> Iterator[str]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands_of(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}"
+
+
+@pytest.mark.parametrize(
+    ("where", "settings"),
+    [
+        ("online_store", CachedOnlineStoreConfig.model_fields),
+        ("outputs", OutputPolicy.settings()),
+        ("policies", cache_policy.SETTINGS),
+        *((name, section.model_fields) for name, section in SECTIONS.items()),
+    ],
+)
+def test_every_setting_is_documented(where: str, settings: Iterable[str]) -> None:
+    """In words or in a block."""
+    text = all_text()
+    assert [name for name in settings if not re.search(rf"\b{name}\b", text)] == [], where
+
+
+def all_text() -> str:
+    return "\n".join(path.read_text() for path in PAGES)
 
 
 def test_the_readme_is_read_in_five_minutes() -> None:

@@ -178,6 +178,7 @@ def test_a_wrong_link_is_found(tmp_path: Path, text: str, problem: str) -> None:
     [
         ("tests/nowhere/test_this.py", "no such file"),
         ("test_that_is_nowhere.py", "no file of this name"),
+        ("test_that_is_nowhere_at_all", "no such test"),
         ("hotplate purge --al", "--al"),
         ("hotplate prge", "no command 'prge'"),
         ("make benches", "no target"),
