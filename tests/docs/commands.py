@@ -7,10 +7,12 @@ every `python -m pipelines.NAME`. `make` is looked up in the Makefile, extras in
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
@@ -18,7 +20,15 @@ import click
 
 from .page import ROOT, PageError
 
-__all__ = ["check_command", "check_words", "options_known", "program_of", "split"]
+__all__ = [
+    "check_command",
+    "check_words",
+    "feast_command",
+    "logging_kept",
+    "options_known",
+    "program_of",
+    "split",
+]
 
 _PLACEHOLDER: Final = re.compile(r"[A-Z][A-Z_]+(/[A-Z]+)?|<.*>")
 _MODULE_PREFIX: Final = "pipelines."
@@ -58,7 +68,7 @@ def check_command(words: Sequence[str]) -> None:
     program, *rest = words
     checks: dict[str, Callable[[list[str]], None]] = {
         "hotplate": lambda said: _check_click(_hotplate(), said),
-        "feast": lambda said: _check_click(_feast(), said),
+        "feast": lambda said: _check_click(feast_command(), said),
         "python": _check_python,
         "make": _check_make,
         "pip": _check_pip,
@@ -89,10 +99,24 @@ def _hotplate() -> click.Command:
 
 
 @cache
-def _feast() -> click.Command:
-    from feast.cli.cli import cli
+def feast_command() -> click.Command:
+    """Feast's own command."""
+    with logging_kept():
+        from feast.cli.cli import cli
 
     return cli
+
+
+@contextmanager
+def logging_kept() -> Iterator[None]:
+    """Feast's command sets up the root logger when it is imported and when it is run."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def pipelines() -> list[str]:
@@ -179,7 +203,7 @@ def _check_lenient(words: list[str]) -> None:
             return
         command, said = _pipeline(rest[1]), rest[2:]
     else:
-        command, said = (_hotplate() if program == "hotplate" else _feast()), rest
+        command, said = (_hotplate() if program == "hotplate" else feast_command()), rest
     found, left, path = _resolved(command, said)
     known = _options_of(found)
     for word in left:
@@ -206,7 +230,7 @@ def _all_commands(command: click.Command) -> Iterator[click.Command]:
 @cache
 def options_known() -> frozenset[str]:
     """Every option of every command of ours and of Feast."""
-    roots = [_hotplate(), _feast(), *map(_pipeline, pipelines())]
+    roots = [_hotplate(), feast_command(), *map(_pipeline, pipelines())]
     return frozenset(
         name for root in roots for one in _all_commands(root) for name in _options_of(one)
     )

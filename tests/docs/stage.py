@@ -31,7 +31,7 @@ from hotplate.embedded import EmbeddedServer
 from hotplate.invalidation import local
 
 from . import manifests, shop
-from .commands import check_command, program_of, split
+from .commands import check_command, feast_command, logging_kept, program_of, split
 from .page import Block, PageError
 
 __all__ = ["Stage", "merged"]
@@ -63,7 +63,7 @@ class Stage:
         self._folder = folder
         self._address = server.connection_string
         self._names: dict[str, Any] = {"__name__": "page"}
-        self._environ: dict[str, str] = {}
+        self._environ = {"HOTPLATE_STATE": str(folder / "state")}
         self._undo = ExitStack()
         self.ran = {"run": 0, "checked": 0, "not run": 0}
         with redis_client.Redis(port=server.port) as client:
@@ -240,11 +240,10 @@ class Stage:
         return str(ended.output)
 
     def _feast(self, words: Sequence[str]) -> Any:
-        from feast.cli.cli import cli
-
         path, known = list(sys.path), set(sys.modules)
         try:
-            return CliRunner().invoke(cli, list(words))
+            with logging_kept():
+                return CliRunner().invoke(feast_command(), list(words))
         finally:
             sys.path[:] = path
             for name in set(sys.modules) - known:  # the repo's own, which another page may have too

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from feast.cli.serve import serve_command
 from feast.types import Int64
 
 from pipelines.lab.waiting import wait_until
 
 from ..operations.deployments import write_yaml
 from ..stores import USER, Repo, _free_port
+from .commands import feast_command
 
 REQUESTS = 60
 
@@ -77,5 +77,6 @@ def test_a_worker_lives_as_long_as_it_is_told(tmp_path: Path, most: int) -> None
 
 def test_a_worker_ends_after_a_thousand_requests_by_itself() -> None:
     """As the page says; a later Feast may think otherwise."""
-    (option,) = [one for one in serve_command.params if one.name == "max_requests"]
+    serve = feast_command().commands["serve"]  # type: ignore[attr-defined]
+    (option,) = [one for one in serve.params if one.name == "max_requests"]
     assert option.default == 1_000
