@@ -198,7 +198,7 @@ class Stage:
             commands = split(self._here(_DATE.sub(_moment, line)))
             for words in commands:
                 try:
-                    check_command(words)
+                    check_command(_without_target(words))
                 except PageError as error:
                     raise PageError(f"`{line}`: {error}") from None
             if "not run" in block.notes:
@@ -206,8 +206,16 @@ class Stage:
                 continue
             is_last = line == steps[-1][0]
             code = int(block.notes.get("exits", "0")) if is_last else 0
-            said = "".join(self._command(words, line, code) for words in commands)
+            said = "".join(self._written(words, line, code) for words in commands)
             _compare(wanted, said, line)
+
+    def _written(self, words: Sequence[str], line: str, code: int) -> str:
+        """What a command prints, unless it goes into a file."""
+        said = self._command(_without_target(words), line, code)
+        if len(_without_target(words)) == len(words):
+            return said
+        (self.cwd / words[-1]).write_text(said)
+        return ""
 
     def _command(self, words: Sequence[str], line: str, code: int) -> str:
         variables = dict(one.split("=", 1) for one in words[: words.index(program_of(words))])
@@ -304,6 +312,11 @@ class Stage:
         store = FeatureStore(repo_path=".")
         use(store)
         hotplate.of(store).runtime.close()
+
+
+def _without_target(words: Sequence[str]) -> Sequence[str]:
+    """A command without the file that what it prints goes into."""
+    return words[:-2] if len(words) > 2 and words[-2] == ">" else words
 
 
 def merged(before: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
