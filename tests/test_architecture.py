@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "ingestion": PURE,
     "training": PURE | {"windows", "windowed", "training"},
     "outputs": PURE | {"tiers", "outputs"},
+    "skew": PURE | {"skew", "training", "windowed", "windows"},
     "provider": PURE | {"ingestion", "training", "windowed"},
     "embedded": PURE,
     "settings": PURE,
@@ -49,11 +50,12 @@ ALLOWED: dict[str, set[str]] = {
     "testing": PURE | {"online_store"},
     "cli": PURE
     | {"serving", "online_store", "handle", "hotplate", "operations", "cli_repo", "cli_windows"}
-    | {"cli_outputs", "cli_warm", "cli_metrics", "cli_inspect"},
+    | {"cli_outputs", "cli_warm", "cli_metrics", "cli_inspect", "cli_skew"},
     "cli_repo": PURE,
     "cli_inspect": PURE | {"hotplate", "operations", "cli_repo"},
     "cli_metrics": PURE | {"telemetry", "cli_repo"},
     "cli_outputs": PURE | {"outputs", "cli_repo"},
+    "cli_skew": PURE | {"skew", "sources", "cli_repo"},
     "cli_warm": PURE | {"hotplate", "operations", "warming", "cli_repo"},
     "cli_windows": PURE | {"hotplate", "operations", "training", "cli_repo"},
     "hotplate": PURE | {"serving", "online_store", "handle", "operations", "windowed", "windows"},

@@ -29,6 +29,7 @@ from hotplate.cli_repo import (
     state_option,
     told,
 )
+from hotplate.cli_skew import drift, skew
 from hotplate.cli_warm import warm
 from hotplate.cli_windows import windows
 from hotplate.errors import HotplateError
@@ -385,11 +386,8 @@ def _confirm(question: str, *, yes: bool) -> None:
         fail("nothing was done")
 
 
-for _command in (inspect, metrics, report, stats, top):
+for _command in (drift, inspect, metrics, outputs, report, skew, stats, top, warm, windows):
     main.add_command(_command)
-main.add_command(outputs)
-main.add_command(warm)
-main.add_command(windows)
 
 
 if __name__ == "__main__":

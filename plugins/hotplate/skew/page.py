@@ -1,0 +1,314 @@
+"""A page of what was found: one HTML file that needs nothing from the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any, Final
+
+from hotplate.skew.charts import drift_charts, skew_charts
+from hotplate.skew.compare import EXPLAINED, REASONS, FeatureSkew
+from hotplate.skew.drift import DriftReport, FeatureDrift
+from hotplate.skew.errors import SkewError
+from hotplate.skew.report import SkewReport
+
+__all__ = ["write_page"]
+
+# No mode bar: it covers the plots on a phone, and has a button that would upload the data.
+_CONFIG: Final = {"displayModeBar": False, "responsive": True, "plotlyServerURL": ""}
+_PAGE: Final = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<link rel="icon" href="data:,">
+<style>
+:root { --ink: #1f2937; --soft: #5b6472; --line: #e2e5ea; --good: #00734f; --bad: #c2330b; }
+* { box-sizing: border-box; }
+html { overflow-y: scroll; }
+body { margin: 0; background: #f6f7f9; color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 68rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .4rem; }
+h2 { font-size: 1.2rem; margin: 0 0 .4rem; }
+h3 { font-size: 1rem; margin: 1.2rem 0 .2rem; }
+p { margin: .4rem 0; max-width: 50rem; }
+.soft { color: var(--soft); font-size: .92rem; }
+section { background: #fff; border: 1px solid var(--line); border-radius: 10px;
+  padding: 1.2rem clamp(.8rem, 3vw, 1.3rem); margin-top: 1.2rem; overflow: hidden; }
+.tiles { display: grid; gap: .8rem; margin-top: 1.2rem;
+  grid-template-columns: repeat(auto-fit, minmax(12rem, 1fr)); }
+.tile { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem; }
+.tile b { display: block; font-size: 1.75rem; line-height: 1.2; }
+.good { color: var(--good); } .bad { color: var(--bad); }
+.scroll { overflow-x: auto; -webkit-overflow-scrolling: touch; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
+  white-space: nowrap; font-size: .92rem; }
+th { font-weight: 600; color: var(--soft); font-size: .85rem; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+td.words, th.words { text-align: left; white-space: normal; min-width: 12rem; }
+tr:last-child td { border-bottom: 0; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: .4rem 0 0; }
+dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+</style>
+<script>$library</script>
+</head>
+<body><main>
+<h1>$title</h1>
+<p class="soft">$subtitle</p>
+<div class="tiles">$tiles</div>
+$body</main></body></html>
+""")
+
+
+def write_page(
+    path: Path,
+    *,
+    skew: SkewReport | None = None,
+    drift: DriftReport | None = None,
+    title: str = "",
+    words: str = "",
+) -> None:
+    """Write a page of plots.
+
+    Args:
+        path: the HTML file.
+        skew, drift: what was found; at least one of them.
+        title: of the page.
+        words: a line below it: where the tables came from.
+
+    Raises:
+        SkewError: plotly is not installed, or the file cannot be written.
+    """
+    try:
+        import plotly.offline
+    except ImportError as error:
+        raise SkewError(
+            where="the page",
+            problem="needs plotly, which is not installed",
+            fix="pip install 'feast-hotplate[demo]'",
+        ) from error
+    tiles, body = "", ""
+    if skew is not None:
+        tiles += _skew_tiles(skew)
+        body += _skew_sections(skew)
+    if drift is not None:
+        tiles += _drift_tiles(drift)
+        body += _drift_sections(drift)
+    made = datetime.now(UTC)
+    page = _PAGE.substitute(
+        title=escape(title or _title(skew, drift)),
+        subtitle=escape(" · ".join(one for one in (f"{made:%Y-%m-%d %H:%M} UTC", words) if one)),
+        library=plotly.offline.get_plotlyjs(),
+        tiles=tiles,
+        body=body,
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, "utf-8")
+    except OSError as error:
+        raise SkewError(
+            where=str(path), problem=f"cannot be written: {error.strerror}", fix="Name another."
+        ) from error
+
+
+def _title(skew: SkewReport | None, drift: DriftReport | None) -> str:
+    if skew is not None and drift is not None:
+        return "Skew and drift of the features"
+    return "Served against training features" if skew is not None else "Drift of the features"
+
+
+def _tile(value: str, text: str, mood: str = "") -> str:
+    kind = f' class="{mood}"' if mood else ""
+    return f'<div class="tile"><b{kind}>{escape(value)}</b>{escape(text)}</div>'
+
+
+# -- skew -----------------------------------------------------------------------------------------
+
+
+def _skew_tiles(report: SkewReport) -> str:
+    values = sum(one.rows for one in report.features)
+    same = sum(one.same for one in report.features)
+    explained = sum(one.explained for one in report.features)
+    unexplained = sum(one.unexplained for one in report.features)
+    return "".join(
+        (
+            _tile(f"{report.rows:,}", f"decisions compared, of {report.logged:,} in the log"),
+            _tile(f"{same / values:.2%}", "of the values are the same in training"),
+            _tile(f"{explained:,}", "values differ and are explained"),
+            _tile(f"{unexplained:,}", "values nothing explains", "bad" if unexplained else "good"),
+        )
+    )
+
+
+def _skew_sections(report: SkewReport) -> str:
+    since, until = (_moment(at) for at in (report.since_ms, report.until_ms))
+    words = (
+        f"For each decision from {since} to {until} training was asked for the same entities as of "
+        "the same instant. A model that is trained on other values than it is given will be wrong "
+        "in ways that no test of the model shows."
+    )
+    problems = [f"{name} is not in the log" for name in report.not_logged]
+    problems += [f"{view} was not compared: {why}" for view, why in report.left_out.items()]
+    if report.thinned:
+        problems.append(
+            f"{report.thinned:,} rows have more changes in their time than were looked at"
+        )
+    noted = "".join(f"<p><b>{escape(one)}.</b></p>" for one in problems)
+    sections = [_section("Served against training, feature by feature", words, noted)]
+    for name, chart, title, said in skew_charts(report):
+        sections.append(_section(title, said, _drawn(name, chart)))
+    hinted = [one for one in report.features if one.unexplained]
+    if hinted:
+        sections.append(_section("What nothing explains", _HINTS, _hints(hinted)))
+    sections.append(_section("In numbers", "", _skew_table(report) + _meanings()))
+    if report.by_layer:
+        rows = [
+            [layer, f"{count:,}", f"{bad:,}", f"{bad / count:.2%}"]
+            for layer, (count, bad) in report.by_layer.items()
+        ]
+        head = ("answered by", "decisions", "with an unexplained value", "share")
+        sections.append(_section("By layer", "", _table(head, rows)))
+    return "".join(sections)
+
+
+_HINTS: Final = (
+    "Some values as they were served and as training has them, by their row in the log (the first "
+    "is 0), and what is true of most such values of the feature."
+)
+
+
+def _hints(features: Sequence[FeatureSkew]) -> str:
+    made = ""
+    for one in features:
+        made += f"<h3>{escape(one.name)}: {one.unexplained:,} of {one.rows:,}</h3>"
+        made += "".join(f"<p>{escape(hint[:1].upper() + hint[1:])}.</p>" for hint in one.hints)
+        rows = [
+            [f"row {said['row']:,}", _value(said["served"]), _value(said["training"])]
+            for said in one.examples
+        ]
+        made += _table(("", "served", "training"), rows)
+    return made
+
+
+def _skew_table(report: SkewReport) -> str:
+    used = [name for name in EXPLAINED if any(one.counts[name] for one in report.features)]
+    head = ["feature", "same", *used, "unexplained", "95 % interval", "greatest difference"]
+    rows = [
+        [
+            one.name,
+            f"{one.same:,}",
+            *(f"{one.counts[name]:,}" for name in used),
+            f"{one.unexplained:,}",
+            f"{one.interval.low:.2%} to {one.interval.high:.2%}",
+            "" if one.greatest is None else f"{one.greatest:.6g}",
+        ]
+        for one in report.features
+    ]
+    return _table(head, rows)
+
+
+def _meanings() -> str:
+    said = "".join(f"<dt>{escape(name)}</dt><dd>{escape(to)}</dd>" for name, to in REASONS.items())
+    return f'<dl class="soft">{said}</dl>'
+
+
+# -- drift ----------------------------------------------------------------------------------------
+
+
+def _drift_tiles(report: DriftReport) -> str:
+    drifted = len(report.of("drifted", "missing"))
+    return _tile(
+        f"{drifted} of {len(report.features)}",
+        f"features have drifted; {len(report.of('shifted'))} more have shifted",
+        "bad" if drifted else "good",
+    )
+
+
+def _drift_sections(report: DriftReport) -> str:
+    words = (
+        f"{report.rows[1]:,} current rows against {report.rows[0]:,} of the reference. A feature "
+        "has moved where a measure is beyond what matters and beyond what chance does at so many "
+        f"rows; by chance alone anything at all is called moved in {report.spec.level:.0%} of such "
+        "comparisons."
+    )
+    sections = [_section("Distributions against the reference", words, "")]
+    for name, chart, title, said in drift_charts(report):
+        sections.append(_section(title, said, _drawn(name, chart)))
+    rows = [_drift_row(one) for one in report.features]
+    head = ("feature", "verdict", "measure", "found", "by chance", "nulls", "outside", "worth rows")
+    sections.append(_section("Drift in numbers", _DRIFT_WORDS, _table(head, rows)))
+    return "".join(sections)
+
+
+_DRIFT_WORDS: Final = (
+    "The measure that decided, and what it exceeds by chance. Outside: current values beyond the "
+    "reference's range, or of categories that it does not have. Worth rows: as many rows of "
+    "different owners would say as much."
+)
+_SHOWN: Final = {"psi": "PSI", "ks": "KS", "js": "JS, bits", "nulls": "nulls"}
+
+
+def _drift_row(one: FeatureDrift) -> list[str]:
+    # the measure that is furthest beyond what is tolerated
+    measures = sorted(
+        one.measures,
+        key=lambda of: (of.verdict == one.verdict, of.value / max(of.chance, of.shifted, 1e-12)),
+    )
+    if not measures:
+        return [one.name, one.verdict, *[""] * 6]
+    said = measures[-1]
+    return [
+        one.name,
+        one.verdict,
+        _SHOWN[said.name],
+        f"{said.value:.3f}",
+        f"{said.chance:.3f}",
+        f"{one.nulls[0]:.1%} to {one.nulls[1]:.1%}" if any(one.nulls) else "none",
+        f"{one.outside:.1%}",
+        f"{one.effective[0]:,} / {one.effective[1]:,}",
+    ]
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def _section(title: str, words: str, body: str) -> str:
+    said = f"<p>{escape(words)}</p>" if words else ""
+    return f"<section><h2>{escape(title)}</h2>{said}{body}</section>\n"
+
+
+def _drawn(name: str, chart: Any) -> str:
+    return str(
+        chart.to_html(
+            full_html=False,
+            include_plotlyjs=False,
+            div_id=name,
+            config=_CONFIG,
+            default_width="100%",
+        )
+    )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    drawn = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll">{drawn}</div>'
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "null"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _moment(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
