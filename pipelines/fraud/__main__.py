@@ -52,6 +52,7 @@ def main(context: click.Context, repo: Path, work: Path, redis: str | None) -> N
       python -m pipelines.fraud features     tables, apply, materialize, windows
       python -m pipelines.fraud train        a model, point-in-time
       python -m pipelines.fraud score --stream payments
+      python -m pipelines.fraud skew         what was served against what was trained on
       python -m pipelines.fraud serve        decisions over HTTP
       python -m pipelines.fraud deploy VERSION     another model, while those two run
     """
@@ -529,6 +530,55 @@ def report(
         _print_report(console, made)
     for label, path in zip(("Page", "Numbers"), paths, strict=True):
         click.echo(f"{label}: {path.resolve().as_uri()}")
+
+
+@main.command()
+@click.option("--database", metavar="URL", help="Of decisions; SQLite in --work if left out.")
+@click.option("--model", "version", help="A version; the current one if left out.")
+@click.option(
+    "--rows", type=click.IntRange(min=0), default=20_000, help="Latest decisions; 0: all."
+)
+@click.option(
+    "--limit", type=click.FloatRange(0, 1), default=0.0, help="Share of unexplained values."
+)
+@click.option("--out", type=_PATH, help="For the page; skew/ in --work if left out.")
+def skew(
+    database: str | None, version: str | None, rows: int, limit: float, out: Path | None
+) -> None:
+    """Compare what decisions were made on with what training has, and with its distribution.
+
+    Ends with 1 where a value of a feature is neither equal nor explained. A drift is said, and is
+    no failure: the world may have changed.
+    """
+    with _told():
+        from hotplate.cli_skew import say_drift, say_skew
+        from hotplate.skew import SkewSpec
+        from pipelines.fraud import skew as skews
+        from pipelines.fraud.ledger import open_ledger
+
+        work = _work()
+        bundle = work.models.load(version)
+        with (
+            open_ledger(database or work.database, wait_s=10) as ledger,
+            Console(stderr=True).status("asking training") as status,
+        ):
+            found = skews.check(
+                work,
+                ledger,
+                bundle,
+                SkewSpec(limit=limit, rows=rows),
+                say=lambda name: status.update(f"comparing {name}"),
+            )
+            html, numbers = skews.write(out or work.folder / "skew", found)
+        say_skew(found.skew)
+        if found.drift is None:
+            click.echo("the model was trained without a sample to compare distributions with")
+        else:
+            say_drift(found.drift)
+    for label, path in (("Page", html), ("Numbers", numbers)):
+        click.echo(f"{label}: {path.resolve().as_uri()}")
+    if not found.skew.is_fine:
+        raise SystemExit(1)
 
 
 _DRAWN_FROM = 50_000

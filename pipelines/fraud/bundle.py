@@ -1,8 +1,10 @@
 """A trained model on disk: what it is, what it reads, how good it was, and on which data.
 
 A folder a version: `model.ubj` is XGBoost's own file, `model.json` says the rest and the hash of
-the former. A model is loaded only if its file is the one that was described, if the service still
-gives what it was trained on, in name and type, and if its XGBoost is not newer than the one here.
+the former, `reference.parquet` is a sample of what it was trained on, without ids, which later
+inputs are compared with. A model is loaded only if its file is the one that was described, if the
+service still gives what it was trained on, in name and type, and if its XGBoost is not newer than
+the one here.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ __all__ = ["Bundle", "ModelRefused", "Models", "digest_of", "schema_of"]
 
 _MODEL: Final = "model.ubj"
 _SAID: Final = "model.json"
+_REFERENCE: Final = "reference.parquet"
 _CURRENT: Final = "current"
 _HISTORY: Final = "history"
 _REMEMBERED: Final = 20
@@ -54,6 +57,8 @@ class Bundle:
         made: with which versions, on which device, when.
         digest: of the model file.
         raw: the model file.
+        reference: the sample of its training inputs, as a Parquet file; empty where it was loaded,
+            see `Models.reference`.
     """
 
     version: str
@@ -67,6 +72,7 @@ class Bundle:
     made: Mapping[str, Any]
     digest: str
     raw: bytes = field(repr=False)
+    reference: bytes = field(default=b"", repr=False)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -189,7 +195,8 @@ class Models:
         target = self.folder / bundle.version
         if target.exists():
             before, now = asdict(self.load(bundle.version)), asdict(bundle)
-            del before["made"], now["made"]
+            for name in ("made", "reference"):
+                del before[name], now[name]
             if json.loads(json.dumps(before, default=str)) == json.loads(
                 json.dumps(now, default=str)
             ):
@@ -202,7 +209,9 @@ class Models:
         try:
             (made / _MODEL).write_bytes(bundle.raw)
             said = {"format": _FORMAT, **asdict(bundle)}
-            del said["raw"]
+            del said["raw"], said["reference"]
+            if bundle.reference:
+                (made / _REFERENCE).write_bytes(bundle.reference)
             (made / _SAID).write_text(json.dumps(said, indent=2) + "\n", "utf-8")
             made.chmod(0o755)
             made.rename(target)
@@ -240,6 +249,11 @@ class Models:
                 "short. Restore it, or train the model anew"
             )
         return bundle
+
+    def reference(self, version: str) -> Path | None:
+        """The sample of what a version was trained on; None of one that was trained without."""
+        path = self.folder / version / _REFERENCE
+        return path if path.is_file() else None
 
     def current(self) -> str:
         """The version that is to be served.

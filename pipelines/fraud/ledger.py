@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from pipelines.fraud.payments import OF_REQUEST, DeadLetter
+from pipelines.fraud.payments import CHECK, OF_REQUEST, DeadLetter
 
 __all__ = ["ANSWER", "DECISIONS", "Ledger", "LedgerError", "open_ledger"]
 
@@ -187,6 +187,18 @@ class Ledger:
         """
         wanted = sa.select(*(DECISIONS.c[name] for name in ("transaction_id", *OF_REQUEST)))
         return self._once(_all_of(wanted.order_by(DECISIONS.c.decided_ms.desc()).limit(most)))
+
+    def decided_by(self, version: str, most: int) -> list[Mapping[str, Any]]:
+        """The decisions of a version of the model, the latest of them, in the order of time."""
+        wanted = sa.select(DECISIONS).where(DECISIONS.c.model_version == version)
+        found = self._try(_all_of(wanted.order_by(DECISIONS.c.decided_ms.desc()).limit(most)))
+        return found[::-1]
+
+    def recorded(self) -> list[Mapping[str, Any]]:
+        """All payments that count in windows, whoever decided them, and when that was."""
+        names = ("transaction_id", "customer_id", "terminal_id", "amount", "at_ms", "decided_ms")
+        wanted = sa.select(*(DECISIONS.c[name] for name in names))
+        return self._try(_all_of(wanted.where(DECISIONS.c.kind != CHECK)))
 
     def ping(self) -> None:
         """Make sure that the database answers now.

@@ -130,7 +130,7 @@ def test_a_small_move_is_a_shift() -> None:
 
 
 def test_few_rows_say_nothing() -> None:
-    """A PSI of a tenth among 50 rows: neither steady nor moved. A great move is seen all the same."""
+    """A PSI of a tenth among 50 rows: neither steady nor moved. A great move is seen even so."""
     rng = np.random.default_rng(5)
     reference, current = rng.normal(size=2_000), rng.normal(size=50)
     report = check_drift(pd.DataFrame({"a": reference}), pd.DataFrame({"a": current}))

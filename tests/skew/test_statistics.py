@@ -45,7 +45,7 @@ def test_the_divergence_is_that_of_jensen_and_shannon(counts: list[int], seed: i
 
 
 def test_a_psi_is_what_it_is_defined_as() -> None:
-    """By hand, where half a count for each bin changes little; and many at once are each of them."""
+    """By hand, where half a count for each bin changes little; many at once are each of them."""
     left, right = np.array([5_000, 3_000, 2_000]), np.array([4_000, 3_000, 3_000])
     by_hand = -0.1 * np.log(0.8) + 0.1 * np.log(1.5)
     assert psi(left, right) == pytest.approx(by_hand, rel=1e-3)
@@ -120,7 +120,7 @@ def test_chance_exceeds_the_bound_as_seldom_as_said(
 
 
 def test_rows_that_belong_together_say_less() -> None:
-    """Owners whose rows are all alike are worth one row each; owners of one row are worth theirs."""
+    """Owners whose rows are all alike are worth one row each; owners of one row, that row."""
     rng = np.random.default_rng(2)
     own = rng.integers(0, 4, 300)
     together = np.repeat(own, 10)
