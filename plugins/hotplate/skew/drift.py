@@ -349,8 +349,11 @@ def _numbers(
     placed = [np.searchsorted(edges, one.values, "left") for one in (left, right)]
     count = len(edges) + 1
     scaled, effective = _scaled(placed, (left, right), count)
-    value = float(psi(*(np.bincount(one, minlength=count) for one in placed)))
-    chance = chi_square_like_bound(psi, scaled.sum(axis=0), effective, level, rng)
+    held = np.stack([np.bincount(one, minlength=count) for one in placed])
+    # a bin that nothing is in says nothing, and would be given something
+    used = held.sum(axis=0) > 0
+    value = float(psi(*held[:, used]))
+    chance = chi_square_like_bound(psi, scaled[:, used].sum(axis=0), effective, level, rng)
     distance = ks_distance(left.values, right.values)
     measures = [
         Measure.judged("psi", value, chance, spec.psi_shifted, spec.psi_drifted),
@@ -359,7 +362,7 @@ def _numbers(
         ),
     ]
     is_outside = (right.values < left.values.min()) | (right.values > left.values.max())
-    shares = [np.bincount(one, minlength=count) / len(one) for one in placed]
+    shares = held / held.sum(axis=1, keepdims=True)
     bins = Bins(_labels(edges), shares[0].tolist(), shares[1].tolist())
     return measures, bins, float(is_outside.mean()), effective
 

@@ -103,20 +103,30 @@ def _plain_shares(counts: _Counts | _Floats) -> _Floats:
 
 
 def chi_square_quantile(degrees: int, level: float) -> float:
-    """The value that a chi-square exceeds with probability `level`, by Wilson and Hilferty.
-
-    Within 1 % of the truth for levels down to 1e-6 and three degrees or more; a little more (on the
-    safe side) for fewer.
-    """
+    """The value that a chi-square of 1 to 1,000 degrees exceeds with probability `level`."""
     if degrees < 1:
         return 0.0
-    z = NormalDist().inv_cdf(1 - level)
-    if degrees == 1:  # the square of a normal: exact
-        return NormalDist().inv_cdf(1 - level / 2) ** 2
-    if degrees == 2:  # an exponential: exact
-        return -2 * math.log(level)
-    ninth = 2 / (9 * degrees)
-    return degrees * max(0.0, 1 - ninth + z * math.sqrt(ninth)) ** 3
+    low, high = 0.0, 10.0 + degrees
+    while _chi_square_beyond(degrees, high) > level:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_low = _chi_square_beyond(degrees, middle) > level
+        low, high = (middle, high) if is_low else (low, middle)
+    return high
+
+
+def _chi_square_beyond(degrees: int, value: float) -> float:
+    """The probability of more than `value`: a finite sum, as degrees are whole."""
+    half = value / 2
+    is_odd = degrees % 2
+    total = math.erfc(math.sqrt(half)) if is_odd else 0.0
+    for step in range(degrees // 2):
+        power = step + is_odd / 2
+        if half > 0 or power == 0:
+            log = power * math.log(half) if half > 0 else 0.0
+            total += math.exp(log - half - math.lgamma(power + 1))
+    return total
 
 
 def chi_square_like_bound(
