@@ -187,14 +187,15 @@ def _with_request(report: SkewReport, log: ServedLog) -> SkewReport:
     """The report with what a payment itself brings, computed anew as training does."""
     frame = log.frame
     expected = request_inputs(frame["paid"].to_numpy(), frame["at_ms"].to_numpy())
-    more, verdicts = [], {}
-    for place, name in enumerate(REQUEST_INPUTS):
-        served = frame[name].to_numpy(np.float64)
-        one = compared(served, expected[:, place].astype(np.float64))
-        verdicts[f"{_REQUEST}:{name}"] = one
-        more.append(summed(_REQUEST, name, one))
+    names = dict(enumerate(REQUEST_INPUTS))
+    verdicts = compared(
+        {name: frame[name].to_numpy(np.float64) for name in names.values()},
+        {name: expected[:, place].astype(np.float64) for place, name in names.items()},
+    )
+    more = [summed(_REQUEST, name, one) for name, one in verdicts.items()]
+    own = {f"{_REQUEST}:{name}": one for name, one in verdicts.items()}
     return replace(
         report,
         features=[*more, *report.features],
-        verdicts={**verdicts, **report.verdicts},
+        verdicts={**own, **report.verdicts},
     )

@@ -243,7 +243,7 @@ def _owners(report: SkewReport, frame: pd.DataFrame, store: Any) -> dict[int, di
     keys = {key for entity in store.list_entities() for key in [entity.join_key]}
     names = [name for name in frame.columns if name in keys]
     rows = {example["row"] for one in report.features for example in one.examples}
-    return {row: {name: frame[name].iloc[row] for name in names} for row in rows}
+    return {row: frame[names].iloc[[row]].to_dict("records")[0] for row in rows}
 
 
 def say_skew(report: SkewReport, owners: Mapping[int, Mapping[str, Any]] | None = None) -> None:

@@ -258,17 +258,9 @@ class _View:
             )
         )
         found = self._candidates(open_rows) if len(open_rows) else None
-        return {
-            name: compared(
-                of,
-                training[name],
-                None if found is None else Candidates(found[0], found[1], found[2][name]),
-                tolerance,
-            )
-            for name, of in served.items()
-        }
+        return compared(served, training, found, tolerance)
 
-    def _candidates(self, rows: _Whole) -> tuple[_Whole, npt.NDArray[np.int8], dict[str, Values]]:
+    def _candidates(self, rows: _Whole) -> Candidates:
         """Training values of some rows as of the instants that serving may have answered with."""
         view, spec = self._view, self._spec
         at_ms, low_ms = self._rows.at_ms[rows], self._rows.at_ms[rows]
@@ -294,7 +286,7 @@ class _View:
             values = {name: np.concatenate([of, known[name]]) for name, of in values.items()}
             later = np.full(len(moments), code_of(WRITTEN_LATER), np.int8)
             places, reasons = np.tile(places, 2), np.concatenate([reasons, later])
-        return rows[places], reasons, values
+        return Candidates(rows[places], reasons, values)
 
     def shifted(self, name: str) -> Callable[[_Whole], Mapping[int, Values]]:
         """Training values of a feature as of times before and after the rows' instants."""

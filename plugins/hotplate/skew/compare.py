@@ -1,9 +1,13 @@
-"""One feature, row by row: is what was served what training has for the same instant?
+"""The features of a view, row by row: is what was served what training has for the same instant?
 
 Pure: it is given the served values, the training values as of each row's own instant, and
 *candidates*, which are training values of the same rows as of other instants that serving may
 rightly have answered with. A difference is explained by a candidate that is equal to what was
 served, and by nothing else.
+
+The features of a view are read as one row, so one instant must explain all of them: that which
+gives most of what was served. A value that only another instant would give stays unexplained.
+Where it is no better than the row's own instant, it explains nothing.
 
 A float32 copy of a value is that value: models read float32. It is counted apart all the same.
 """
@@ -52,12 +56,12 @@ class Candidates:
     Attributes:
         rows: int64 (n,), which row each is of.
         reasons: int8 (n,), codes of `REASONS` by place: what it would be if it were equal.
-        values: (n,), the feature.
+        values: feature -> (n,).
     """
 
     rows: npt.NDArray[np.int64]
     reasons: npt.NDArray[np.int8]
-    values: Values
+    values: Mapping[str, Values]
 
 
 @dataclass(frozen=True)
@@ -137,30 +141,55 @@ def differing(served: Values, training: Values, tolerance: float = 0.0) -> npt.N
 
 
 def compared(
-    served: Values,
-    training: Values,
+    served: Mapping[str, Values],
+    training: Mapping[str, Values],
     candidates: Candidates | None = None,
     tolerance: float = 0.0,
-) -> Verdicts:
-    """Judge each row.
+) -> dict[str, Verdicts]:
+    """Judge each row of the features of a view.
 
     Args:
-        served, training: (rows,), as `values_of` makes them.
-        candidates: what may explain a difference; the first reason in the order of `REASONS`
-            counts.
+        served, training: feature -> (rows,), as `values_of` makes them.
+        candidates: what may explain differences; of two that do as well the first reason in the
+            order of `REASONS` counts.
         tolerance: a difference up to this share of the greater number is a rounding.
     """
+    codes = {name: _own(of, training[name], tolerance) for name, of in served.items()}
+    if candidates is not None and len(candidates.rows):
+        _explain(codes, served, candidates, tolerance)
+    return {name: Verdicts(codes[name], of, training[name]) for name, of in served.items()}
+
+
+def _own(served: Values, training: Values, tolerance: float) -> npt.NDArray[np.int8]:
+    """The verdicts by the rows' own instants alone."""
     codes = np.full(len(served), _CODES[UNEXPLAINED], np.int8)
     codes[same_rounded(served, training, tolerance)] = _CODES[ROUNDED]
     is_same = same(served, training)
     codes[is_same] = _CODES[EQUAL]
     codes[is_same & is_null(served)] = _CODES[BOTH_NULL]
-    if candidates is not None and len(candidates.rows):
-        found = same_rounded(served[candidates.rows], candidates.values, tolerance)
-        rows, reasons = candidates.rows[found], candidates.reasons[found]
-        is_open = codes[rows] == _CODES[UNEXPLAINED]
-        np.minimum.at(codes, rows[is_open], reasons[is_open])
-    return Verdicts(codes, served, training)
+    return codes
+
+
+def _explain(
+    codes: Mapping[str, npt.NDArray[np.int8]],
+    served: Mapping[str, Values],
+    candidates: Candidates,
+    tolerance: float,
+) -> None:
+    """Let the best candidate of each row explain what it can."""
+    rows, reasons = candidates.rows, candidates.reasons
+    given = {
+        name: same_rounded(of[rows], candidates.values[name], tolerance)
+        for name, of in served.items()
+    }
+    score = np.sum(list(given.values()), axis=0)
+    own = np.sum([one <= _CODES[ROUNDED] for one in codes.values()], axis=0)
+    order = np.lexsort((reasons, -score, rows))
+    best = order[np.unique(rows[order], return_index=True)[1]]
+    best = best[score[best] > own[rows[best]]]
+    for name, is_given in given.items():
+        explained = best[is_given[best] & (codes[name][rows[best]] == _CODES[UNEXPLAINED])]
+        codes[name][rows[explained]] = reasons[explained]
 
 
 def summed(
