@@ -3,7 +3,8 @@
 The ledger holds every input as it was served, with its age. Training is asked for the same cards
 and terminals as of the same instants, from the tables of `features` with the payments that were
 decided since: in a deployment these come into the warehouse by themselves. The ledger knows when a
-payment was decided, and it was recorded in the windows a moment later, so that is when it arrived.
+payment was decided, and it was recorded in the windows after that: it arrived a millisecond later
+at the earliest, and no decision ever saw its own payment.
 
 Inputs are also compared, as distributions, with the sample of the training that lies beside the
 model.
@@ -165,8 +166,11 @@ def _landed(work: Work, recorded: Sequence[Mapping[str, Any]]) -> Iterator[Featu
                 (root / "data" / table.name).symlink_to(table.resolve())
         payments = pd.read_parquet(data / "payments.parquet")
         live = pd.DataFrame(list(recorded))
-        for name, column in (("event_timestamp", "at_ms"), ("arrived", "decided_ms")):
-            live[name] = pd.to_datetime(live.pop(column), unit="ms", utc=True).dt.as_unit("us")
+        for name, moment in (
+            ("event_timestamp", live.pop("at_ms")),
+            ("arrived", live.pop("decided_ms") + 1),
+        ):
+            live[name] = pd.to_datetime(moment, unit="ms", utc=True).dt.as_unit("us")
         landed = pd.concat([payments, live[payments.columns]], ignore_index=True)
         landed.to_parquet(root / "data" / "payments.parquet", index=False, coerce_timestamps="us")
         folder, repo, source = work.given

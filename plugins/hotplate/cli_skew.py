@@ -23,7 +23,8 @@ __all__ = ["drift", "say_drift", "say_skew", "skew"]
 
 _FILE = click.Path(path_type=Path, exists=True)
 _HTML = click.Path(path_type=Path, dir_okay=False)
-_EXAMPLES = 2
+_EXAMPLES = 2  # of a feature
+_SHOWN = 6  # features that more is said of: those with most unexplained values
 
 
 def _share(context: click.Context, parameter: click.Parameter, value: str) -> float:
@@ -271,7 +272,7 @@ def say_skew(report: SkewReport, owners: Mapping[int, Mapping[str, Any]] | None 
         shown.add_row(one.name, f"{one.same:,}", *counts, bad)
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(shown)
-    for one in report.features:
+    for one in sorted(report.features, key=lambda one: -one.unexplained)[:_SHOWN]:
         for hint in one.hints:
             click.echo(f"{one.name}: {hint}")
         for example in one.examples[:_EXAMPLES]:

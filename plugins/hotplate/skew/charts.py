@@ -31,6 +31,7 @@ _VERDICTS: Final = {
 _SCATTERED: Final = 6
 _POINTS: Final = 1_500
 _SHOWN_BINS: Final = 6
+_LONGEST: Final = 4.0  # bars beyond it are cut, and say how long they are
 
 
 class Chart(NamedTuple):
@@ -135,13 +136,13 @@ def _scatter(features: Sequence[tuple[str, Verdicts]]) -> Any:
 
     columns = min(3, len(features))
     rows = -(-len(features) // columns)
-    base = _figure(60 + 300 * rows)
+    base = _figure(80 + 330 * rows)
     made = make_subplots(
         rows=rows,
         cols=columns,
         subplot_titles=[name for name, _ in features],
         horizontal_spacing=0.09,
-        vertical_spacing=0.22 / rows,
+        vertical_spacing=0.3 / rows,
     )
     figure = go.Figure(made)
     figure.update_layout(base.layout)
@@ -231,8 +232,17 @@ def _distances(report: DriftReport) -> Any:
         figure.add_trace(
             go.Bar(
                 y=[one.name for one in some],
-                x=[of.value / of.drifted for of in measures],
+                x=[min(_LONGEST, of.value / of.drifted) for of in measures],
                 customdata=[[of.name.upper(), of.value, of.chance] for of in measures],
+                text=[
+                    f"{of.value / of.drifted:.0f} times" if of.value > _LONGEST * of.drifted else ""
+                    for of in measures
+                ],
+                textposition="inside",
+                insidetextanchor="end",
+                textangle=0,
+                constraintext="none",
+                textfont={"size": 11, "color": "#fff"},
                 name=verdict,
                 orientation="h",
                 marker={"color": color},
@@ -243,7 +253,7 @@ def _distances(report: DriftReport) -> Any:
         figure.add_trace(
             go.Scatter(
                 y=[one.name for one in some],
-                x=[of.chance / of.drifted for of in measures],
+                x=[min(_LONGEST, of.chance / of.drifted) for of in measures],
                 mode="markers",
                 marker={"symbol": "line-ns", "size": 13, "line": {"width": 3, "color": "#4b5563"}},
                 name="by chance",
@@ -254,7 +264,8 @@ def _distances(report: DriftReport) -> Any:
         )
     figure.add_vline(x=1, line={"color": _BAD, "width": 1, "dash": "dash"})
     figure.update_layout(barmode="overlay", bargap=0.35)
-    figure.update_xaxes(title="1 = drifted", rangemode="tozero")
+    reached = max((_most(one) for one in features), default=0.0)
+    figure.update_xaxes(title="1 = drifted", range=[0, min(_LONGEST, max(1.1, 1.05 * reached))])
     figure.update_yaxes(
         showgrid=False, categoryorder="array", categoryarray=[one.name for one in features]
     )

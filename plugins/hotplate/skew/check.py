@@ -41,7 +41,7 @@ from hotplate.skew.compare import (
     summed,
 )
 from hotplate.skew.errors import SkewError
-from hotplate.skew.hints import SHIFTS_MS, hints_of
+from hotplate.skew.hints import SHIFTS_MS, called, hints_of
 from hotplate.skew.history import History, View, views_of
 from hotplate.skew.instants import changes_within
 from hotplate.skew.report import SkewReport
@@ -159,6 +159,7 @@ def check_skew(
         not_logged,
         _by_layer(rows, verdicts),
         thinned,
+        rows.read_after_s(),
         {f"{view}:{name}": one for view, of in verdicts.items() for name, one in of.items()},
     )
 
@@ -201,6 +202,11 @@ class _Rows:
                 if column.name in view.keys:
                     frame[column.name] = _keys(frame[column.name], column.dtype.to_value_type())
         return cls(log, frame, places, at_ms, read_ms)
+
+    def read_after_s(self) -> tuple[float, float]:
+        """How long after its instant a decision was made: of half of them, and of 99 %, s."""
+        half, most = np.quantile((self.read_ms - self.at_ms) / 1_000, [0.5, 0.99]).tolist()
+        return half, most
 
     def served(self, view: View) -> dict[str, Values]:
         """The features of a view that the log holds, as they were served."""
@@ -288,15 +294,17 @@ class _View:
             places, reasons = np.tile(places, 2), np.concatenate([reasons, later])
         return Candidates(rows[places], reasons, values)
 
-    def shifted(self, name: str) -> Callable[[_Whole], Mapping[int, Values]]:
-        """Training values of a feature as of times before and after the rows' instants."""
+    def shifted(self, name: str) -> Callable[[_Whole], Mapping[str, Values]]:
+        """Training values of a feature as of other instants than the rows' own."""
 
-        def ask(rows: _Whole) -> Mapping[int, Values]:
-            shifts = np.repeat(SHIFTS_MS, len(rows))
-            every = np.tile(rows, len(SHIFTS_MS))
-            moments = self._rows.at_ms[every] + shifts
-            found = self._history.ask(self._view, self._keys.iloc[every], moments)[name]
-            return dict(zip(SHIFTS_MS, np.split(found, len(SHIFTS_MS)), strict=True))
+        def ask(rows: _Whole) -> Mapping[str, Values]:
+            at_ms = self._rows.at_ms[rows]
+            moments = {called(shift_ms): at_ms + shift_ms for shift_ms in SHIFTS_MS}
+            moments["when it was decided"] = self._rows.read_ms[rows]
+            every = np.tile(rows, len(moments))
+            asked = np.concatenate(list(moments.values()))
+            found = self._history.ask(self._view, self._keys.iloc[every], asked)[name]
+            return dict(zip(moments, np.split(found, len(moments)), strict=True))
 
         return ask
 

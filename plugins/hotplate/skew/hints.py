@@ -16,7 +16,7 @@ from hotplate.durations import format_duration
 from hotplate.skew.compare import UNEXPLAINED, Verdicts
 from hotplate.skew.values import Values, is_null, same_rounded
 
-__all__ = ["SHIFTS_MS", "hints_of"]
+__all__ = ["SHIFTS_MS", "called", "hints_of"]
 
 _Rows: TypeAlias = npt.NDArray[np.int64]
 _MINUTE_MS: Final = 60_000
@@ -32,20 +32,21 @@ _MOST: Final = 0.8  # of the rows for which a hint holds
 _FEWEST: Final = 5
 _TRIED: Final = 200
 _CLOSE: Final = 1e-5
+_DISTINCT: Final = 0.3  # values a row
 
 
 def hints_of(
     name: str,
     verdicts: Mapping[str, Verdicts],
-    shifted: Callable[[_Rows], Mapping[int, Values]],
+    shifted: Callable[[_Rows], Mapping[str, Values]],
 ) -> list[str]:
     """What is true of most unexplained values of a feature.
 
     Args:
         name: of the feature.
         verdicts: of the features of its view.
-        shifted: training values of some rows as of times before (negative) or after their
-            instants: (rows,) -> `SHIFTS_MS` -> (rows,).
+        shifted: training values of some rows as of other instants: (rows,) -> what to call it ->
+            (rows,).
     """
     own = verdicts[name]
     rows = own.where(UNEXPLAINED)
@@ -100,17 +101,20 @@ def _others(name: str, verdicts: Mapping[str, Verdicts], rows: _Rows) -> list[st
 
 
 def _shifts(
-    own: Verdicts, rows: _Rows, shifted: Callable[[_Rows], Mapping[int, Values]]
+    own: Verdicts, rows: _Rows, shifted: Callable[[_Rows], Mapping[str, Values]]
 ) -> list[str]:
-    best, at = 0.0, 0
-    for shift_ms, values in shifted(rows).items():
+    best, at = 0.0, ""
+    for when, values in shifted(rows).items():
         share = float(same_rounded(own.served[rows], values).mean())
         if share > best:
-            best, at = share, shift_ms
-    if best < _MOST:
-        return []
-    when = f"{format_duration(abs(at) * 1_000_000)} {'earlier' if at < 0 else 'later'}"
-    return [f"served is the training value of {when} in {best:.0%} of them"]
+            best, at = share, when
+    return [f"served is the training value of {at} in {best:.0%} of them"] if best >= _MOST else []
+
+
+def called(shift_ms: int) -> str:
+    """What a shift is called."""
+    when = format_duration(abs(shift_ms) * 1_000_000)
+    return f"{when} {'earlier' if shift_ms < 0 else 'later'}"
 
 
 def _order(own: Verdicts) -> list[str]:
@@ -123,6 +127,7 @@ def _order(own: Verdicts) -> list[str]:
     left, right = (np.bincount(one, minlength=len(every)) for one in np.split(codes, [len(served)]))
     in_common = float(np.minimum(left, right).sum()) / len(served)
     is_apart = ~same_rounded(served, training)
-    if in_common < 1 - 0.1 * float(is_apart.mean()):
+    # counts and other values that repeat are much the same in any order
+    if len(every) < _DISTINCT * len(served) or in_common < 1 - 0.1 * float(is_apart.mean()):
         return []
     return ["the column holds the right values in other rows: was it joined by another order?"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
+from hotplate.durations import format_duration
 from hotplate.skew.charts import drift_charts, skew_charts
 from hotplate.skew.compare import EXPLAINED, REASONS, FeatureSkew
 from hotplate.skew.drift import DriftReport, FeatureDrift
@@ -153,6 +154,12 @@ def _skew_sections(report: SkewReport) -> str:
         "the same instant. A model that is trained on other values than it is given will be wrong "
         "in ways that no test of the model shows."
     )
+    if any(report.read_after_s):
+        half, most = (_duration(seconds) for seconds in report.read_after_s)
+        words += (
+            f" Half of the decisions were made within {half} of their instant, 99 % within {most}: "
+            "what happens in between is seen by them, and not by training."
+        )
     problems = [f"{name} is not in the log" for name in report.not_logged]
     problems += [f"{view} was not compared: {why}" for view, why in report.left_out.items()]
     if report.thinned:
@@ -163,9 +170,10 @@ def _skew_sections(report: SkewReport) -> str:
     sections = [_section("Served against training, feature by feature", words, noted)]
     for name, chart, title, said in skew_charts(report):
         sections.append(_section(title, said, _drawn(name, chart)))
-    hinted = [one for one in report.features if one.unexplained]
-    if hinted:
-        sections.append(_section("What nothing explains", _HINTS, _hints(hinted)))
+    hinted = sorted(report.features, key=lambda one: -one.unexplained)[:_HINTED]
+    if any(one.unexplained for one in hinted):
+        shown = [one for one in report.features if one.unexplained and one in hinted]
+        sections.append(_section("What nothing explains", _HINTS, _hints(shown)))
     sections.append(_section("In numbers", "", _skew_table(report) + _meanings()))
     if report.by_layer:
         rows = [
@@ -183,11 +191,14 @@ _HINTS: Final = (
 )
 
 
+_HINTED: Final = 10  # the features with most of them
+
+
 def _hints(features: Sequence[FeatureSkew]) -> str:
     made = ""
     for one in features:
         made += f"<h3>{escape(one.name)}: {one.unexplained:,} of {one.rows:,}</h3>"
-        made += "".join(f"<p>{escape(hint[:1].upper() + hint[1:])}.</p>" for hint in one.hints)
+        made += "".join(f"<p>{escape(_sentence(hint))}</p>" for hint in one.hints)
         rows = [
             [f"row {said['row']:,}", _value(said["served"]), _value(said["training"])]
             for said in one.examples
@@ -302,6 +313,16 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
     drawn = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll">{drawn}</div>'
+
+
+def _duration(seconds: float) -> str:
+    whole_s = max(0, round(seconds))
+    ns = whole_s * 1_000_000_000 if whole_s >= 10 else round(1_000 * seconds) * 1_000_000
+    return format_duration(max(0, ns))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith("?") else ".")
 
 
 def _value(value: Any) -> str:

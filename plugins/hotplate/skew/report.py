@@ -25,6 +25,8 @@ class SkewReport:
         not_logged: features of the service that the log does not hold.
         by_layer: layer -> (rows, rows with an unexplained value); empty where the log names none.
         thinned: rows of which not every instant between reading and deciding could be looked at.
+        read_after_s: how long after its instant a decision was made: of half of them within the
+            first, of 99 % within the second.
         verdicts: by `view:feature`, for plots.
     """
 
@@ -38,6 +40,7 @@ class SkewReport:
     not_logged: Sequence[str] = ()
     by_layer: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     thinned: int = 0
+    read_after_s: tuple[float, float] = (0.0, 0.0)
     verdicts: Mapping[str, Verdicts] = field(default_factory=dict, repr=False)
 
     @property
@@ -81,4 +84,5 @@ class SkewReport:
                 for layer, (rows, count) in self.by_layer.items()
             },
             "thinned": self.thinned,
+            "read_after_s": list(self.read_after_s),
         }
