@@ -641,7 +641,7 @@ def run(context: click.Context, data: Path | None, requests: int, payments: int)
     """
 
     def step(number: int, what: str) -> None:
-        click.secho(f"\n{number} of 5  {what}", bold=True)
+        click.secho(f"\n{number} of 6  {what}", bold=True)
 
     with _told():
         import shutil
@@ -668,7 +668,9 @@ def run(context: click.Context, data: Path | None, requests: int, payments: int)
             rows.assign(TRANSACTION_ID=names).to_parquet(latest, index=False)
             step(4, f"the latest {len(rows):,} payments, decided as if they were made now")
             context.invoke(score, file=latest, restamp=True)
-            step(5, f"{requests:,} requests, with one cache after the other")
+            step(5, "what they were decided on, against what training has")
+            context.invoke(skew, rows=5_000)
+            step(6, f"{requests:,} requests, with one cache after the other")
             context.invoke(report, requests=requests, payments=payments)
             logging.getLogger("hotplate").setLevel(logging.ERROR)  # the server's end is no news
 
