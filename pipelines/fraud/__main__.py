@@ -535,15 +535,25 @@ def report(
 @main.command()
 @click.option("--database", metavar="URL", help="Of decisions; SQLite in --work if left out.")
 @click.option("--model", "version", help="A version; the current one if left out.")
-@click.option(
-    "--rows", type=click.IntRange(min=0), default=20_000, help="Latest decisions; 0: all."
-)
+@click.option("--rows", type=click.IntRange(min=0), default=20_000, help="Latest of them; 0: all.")
 @click.option(
     "--limit", type=click.FloatRange(0, 1), default=0.0, help="Share of unexplained values."
 )
+@click.option(
+    "--lag",
+    "lag_s",
+    type=click.FloatRange(0),
+    default=3_600.0,
+    help="What habits and risks may take to come online, s.",
+)
 @click.option("--out", type=_PATH, help="For the page; skew/ in --work if left out.")
 def skew(
-    database: str | None, version: str | None, rows: int, limit: float, out: Path | None
+    database: str | None,
+    version: str | None,
+    rows: int,
+    limit: float,
+    lag_s: float,
+    out: Path | None,
 ) -> None:
     """Compare what decisions were made on with what training has, and with its distribution.
 
@@ -551,34 +561,48 @@ def skew(
     no failure: the world may have changed.
     """
     with _told():
-        from hotplate.cli_skew import say_drift, say_skew
-        from hotplate.skew import SkewSpec
-        from pipelines.fraud import skew as skews
-        from pipelines.fraud.ledger import open_ledger
+        is_fine = _compared(database, version, rows, limit, lag_s, out)
+    if not is_fine:
+        raise SystemExit(1)
 
-        work = _work()
-        bundle = work.models.load(version)
-        with (
-            open_ledger(database or work.database, wait_s=10) as ledger,
-            Console(stderr=True).status("asking training") as status,
-        ):
-            found = skews.check(
-                work,
-                ledger,
-                bundle,
-                SkewSpec(limit=limit, rows=rows),
-                say=lambda name: status.update(f"comparing {name}"),
-            )
-            html, numbers = skews.write(out or work.folder / "skew", found)
-        say_skew(found.skew)
-        if found.drift is None:
-            click.echo("the model was trained without a sample to compare distributions with")
-        else:
-            say_drift(found.drift)
+
+def _compared(
+    database: str | None,
+    version: str | None,
+    rows: int,
+    limit: float,
+    lag_s: float,
+    out: Path | None,
+) -> bool:
+    """Whether all is equal or explained; what was found is printed, and a page is written."""
+    from hotplate.cli_skew import say_drift, say_skew
+    from hotplate.skew import SkewSpec
+    from pipelines.fraud import skew as skews
+    from pipelines.fraud.ledger import open_ledger
+
+    work = _work()
+    bundle = work.models.load(version)
+    with (
+        open_ledger(database or work.database, wait_s=10) as ledger,
+        Console(stderr=True).status("asking training") as status,
+    ):
+        found = skews.check(
+            work,
+            ledger,
+            bundle,
+            SkewSpec(limit=limit, rows=rows),
+            lag_s=lag_s,
+            say=lambda name: status.update(f"comparing {name}"),
+        )
+        html, numbers = skews.write(out or work.folder / "skew", found)
+    say_skew(found.skew)
+    if found.drift is None:
+        click.echo("the model was trained without a sample to compare distributions with")
+    else:
+        say_drift(found.drift)
     for label, path in (("Page", html), ("Numbers", numbers)):
         click.echo(f"{label}: {path.resolve().as_uri()}")
-    if not found.skew.is_fine:
-        raise SystemExit(1)
+    return found.skew.is_fine
 
 
 _DRAWN_FROM = 50_000
@@ -669,7 +693,7 @@ def run(context: click.Context, data: Path | None, requests: int, payments: int)
             step(4, f"the latest {len(rows):,} payments, decided as if they were made now")
             context.invoke(score, file=latest, restamp=True)
             step(5, "what they were decided on, against what training has")
-            context.invoke(skew, rows=5_000)
+            _compared(None, None, 5_000, 0.0, 3_600.0, None)
             step(6, f"{requests:,} requests, with one cache after the other")
             context.invoke(report, requests=requests, payments=payments)
             logging.getLogger("hotplate").setLevel(logging.ERROR)  # the server's end is no news

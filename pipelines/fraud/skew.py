@@ -6,6 +6,9 @@ decided since: in a deployment these come into the warehouse by themselves. The 
 payment was decided, and it was recorded in the windows after that: it arrived a millisecond later
 at the earliest, and no decision ever saw its own payment.
 
+Habits and risks become true at midnight and come online when a job has materialized them, which
+may take it an hour.
+
 Inputs are also compared, as distributions, with the sample of the training that lies beside the
 model.
 """
@@ -18,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -41,8 +44,10 @@ from pipelines.fraud.ledger import Ledger
 from pipelines.fraud.stores import FeatureRepo
 from pipelines.fraud.work import Work
 
-__all__ = ["Found", "check", "write"]
+__all__ = ["LAG_S", "Found", "check", "write"]
 
+LAG_S: Final = 3_600.0
+"""What the materialized views may take to come online, unless somebody says otherwise."""
 _REQUEST = "the payment itself"
 
 
@@ -67,6 +72,7 @@ def check(
     bundle: Bundle,
     spec: SkewSpec | None = None,
     *,
+    lag_s: float = LAG_S,
     say: Callable[[str], None] = lambda line: None,
 ) -> Found:
     """Compare the decisions of a model with what training has.
@@ -76,6 +82,7 @@ def check(
         ledger: of the decisions.
         bundle: the model; its latest decisions are compared.
         spec: how strictly, and how many rows.
+        lag_s: what the materialized views may take to come online.
         say: told what is done.
 
     Raises:
@@ -91,6 +98,8 @@ def check(
         )
     log = _log(decisions, bundle)
     with _landed(work, ledger.recorded()) as store:
+        plain = dict.fromkeys(work.views(store, windowed=False), lag_s)
+        spec = replace(spec, lags_s={**plain, **spec.lags_s})
         skew = check_skew(store, bundle.service, log, spec, say)
         owners = _owners(store, bundle.service)
     skew = _with_request(skew, log)
