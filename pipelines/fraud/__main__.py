@@ -694,6 +694,10 @@ def run(context: click.Context, data: Path | None, requests: int, payments: int)
             context.invoke(score, file=latest, restamp=True)
             step(5, "what they were decided on, against what training has")
             _compared(None, None, 5_000, 0.0, 3_600.0, None)
+            click.echo(
+                "What has drifted is the replay's: weeks of payments at one time of day, and many "
+                "of a card within seconds."
+            )
             step(6, f"{requests:,} requests, with one cache after the other")
             context.invoke(report, requests=requests, payments=payments)
             logging.getLogger("hotplate").setLevel(logging.ERROR)  # the server's end is no news

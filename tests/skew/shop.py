@@ -26,7 +26,7 @@ from feast import (
     RepoConfig,
 )
 from feast.aggregation import Aggregation
-from feast.types import Float64, String
+from feast.types import Float64, Int64, String
 from feast.value_type import ValueType
 
 from hotplate.skew import ServedLog
@@ -48,18 +48,24 @@ class Shop:
         folder: holds the tables and the registry.
         seed: of all that is drawn.
         decisions: how many.
+        cache: of the windows.
     """
 
     folder: Path
     seed: int = 0
     decisions: int = 300
+    cache: str = "exact"
     store: FeatureStore = field(init=False)
     log: pd.DataFrame = field(init=False)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
         self.events, self.profiles = _events(rng), _profiles(rng)
+        self.rates = pd.DataFrame(
+            {"at": pd.date_range(START, periods=96, freq="1h"), "usual": range(96)}
+        )
         self.events.to_parquet(self.folder / "payments.parquet", coerce_timestamps="us")
+        self.rates.to_parquet(self.folder / "rates.parquet", coerce_timestamps="us")
         self.profiles.to_parquet(self.folder / "profiles.parquet", coerce_timestamps="us")
         self.windows = self._windows()
         profile = FeatureView(
@@ -69,7 +75,17 @@ class Shop:
             schema=[Field(name="score", dtype=Float64), Field(name="segment", dtype=String)],
             source=self._source("profiles", "written"),
         )
+        rate = FeatureView(
+            name="rate",
+            entities=[],
+            ttl=timedelta(days=365),
+            schema=[Field(name="usual", dtype=Int64)],
+            source=self._source("rates", ""),
+        )
         service = FeatureService(name="model", features=[self.windows.windowed, profile])
+        beside = FeatureService(
+            name="beside", features=[rate, profile.with_name("other"), profile[["score"]]]
+        )
         self.store = FeatureStore(
             config=RepoConfig(
                 project="shop",
@@ -82,7 +98,7 @@ class Shop:
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.store.apply([CARD, *self.windows, profile, service])
+            self.store.apply([CARD, *self.windows, profile, rate, service, beside])
         self.log = self._serve(rng)
 
     def _source(self, name: str, created: str) -> FileSource:
@@ -108,6 +124,7 @@ class Shop:
                 Aggregation(column="amount", function="mean", time_window=24 * hour, name="mean"),
             ],
             profile="exact",
+            cache=self.cache,
         )
 
     def _serve(self, rng: np.random.Generator) -> pd.DataFrame:
@@ -117,7 +134,7 @@ class Shop:
             at = START + pd.Timedelta(int(rng.integers(30 * 3_600_000, 90 * 3_600_000)), "ms")
             read_at = at + pd.Timedelta(int(rng.integers(0, 20_000)), "ms")
             age_s = float(rng.integers(0, AGE_S * 1_000)) / 1_000
-            windows = served_by_log(self.windows, self.events, card, read_at)
+            windows = self.windows_at(card, read_at)
             profile = self.profile_at(card, read_at - pd.Timedelta(age_s, "s"))
             rows.append(
                 {
@@ -126,12 +143,18 @@ class Shop:
                     "decided": read_at + pd.Timedelta(int(rng.integers(0, 5)), "ms"),
                     "age_s": age_s,
                     "layer": "hit" if age_s > AGE_S / 2 else "miss",
-                    # as a model reads it
-                    **dict(zip(_NAMES, np.float32(windows).tolist(), strict=True)),
+                    **dict(zip(_NAMES, windows, strict=True)),
                     **profile,
                 }
             )
         return pd.DataFrame(rows)
+
+    def windows_at(self, card: int, moment: pd.Timestamp) -> list[float]:
+        """The windows of a card at a moment, as a model reads them."""
+        found: list[float] = np.float32(
+            served_by_log(self.windows, self.events, card, moment)
+        ).tolist()
+        return found
 
     def profile_at(self, card: int, moment: pd.Timestamp) -> dict[str, Any]:
         """The latest row of a card that had been written by a moment."""

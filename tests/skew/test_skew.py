@@ -13,7 +13,7 @@ import pytest
 
 from hotplate.skew import FeatureSkew, SkewError, SkewReport, SkewSpec, check_skew
 
-from .shop import Shop
+from .shop import START, Shop
 
 WINDOWS = ("n_1h", "n_24h", "sum_1h", "mean")
 
@@ -99,6 +99,20 @@ def test_windows_may_not_be_old_whatever_the_log_says(shop: Shop) -> None:
     log = replace(shop.served(frame), ages={"profile": "age_s", "activity": "old_s"})
     report = check_skew(shop.store, "model", log)
     assert of(report, "n_24h").unexplained > 250
+
+
+def test_windows_that_may_be_old_are_as_old_as_they_say(tmp_path: Path) -> None:
+    """Of a view with `cache="ttl"`, windows of 30 s ago with their age; not of a minute ago."""
+    shop = Shop(tmp_path, decisions=150, cache="ttl")
+    ages = {"profile": "age_s", "activity": "old_s"}
+    for seconds, is_fine in ((30, True), (600, False)):
+        frame = shop.log.assign(old_s=30.0)
+        for row in range(len(frame)):
+            moment = frame.loc[row, "decided"] - pd.Timedelta(seconds, "s")
+            frame.loc[row, list(WINDOWS)] = shop.windows_at(int(frame.loc[row, "card_id"]), moment)
+        report = check_skew(shop.store, "model", replace(shop.served(frame), ages=ages))
+        assert report.is_fine == is_fine
+        assert of(report, "n_24h").counts["cached"] > 0
 
 
 def _another_window(frame: pd.DataFrame) -> pd.DataFrame:
@@ -193,6 +207,20 @@ def test_a_sample_is_compared_where_a_log_is_long(shop: Shop) -> None:
     assert frame.loc[places, "n_1h"].tolist() == [one["served"] for one in found.examples]
 
 
+def test_what_has_no_entity_is_compared_and_what_has_another_name_is_left_out(shop: Shop) -> None:
+    """A rate that changes each hour, served up to an hour old; the report names what it leaves."""
+    hours = (shop.log["at"] - START).dt.total_seconds() // 3_600
+    frame = shop.log.assign(usual=hours - (np.arange(len(hours)) % 2), rate_age_s=3_600.0)
+    log = replace(shop.served(frame), ages={"rate": "rate_age_s", "profile": "age_s"})
+    report = check_skew(shop.store, "beside", log)
+    assert report.is_fine
+    assert [one.name for one in report.features] == ["usual", "score"]
+    assert of(report, "usual").counts["cached"] == 150
+    assert report.left_out == {"other": "it is read under another name or key"}
+    older = replace(log, frame=frame.assign(usual=hours - 2))
+    assert of(check_skew(shop.store, "beside", older), "usual").unexplained == 300
+
+
 def test_a_feature_that_is_not_logged_fails(shop: Shop) -> None:
     report = check(shop, shop.log.drop(columns="mean"))
     assert not report.is_fine
@@ -230,7 +258,7 @@ def test_what_is_wrong_with_a_log_is_said(
 @pytest.mark.parametrize(
     ("features", "spec", "problem"),
     [
-        ("nothing", SkewSpec(), "'nothing': is not in the registry. There are: model"),
+        ("nothing", SkewSpec(), "'nothing': is not in the registry. There are: beside, model"),
         (["profile"], SkewSpec(), "write view:feature|Write view:feature"),
         (["profile:height"], SkewSpec(), "has no feature 'height'. It has: score, segment"),
         (["faces:nose"], SkewSpec(), "'faces': is not in the registry"),

@@ -65,8 +65,11 @@ def changes_within(
         return Changes(np.empty(0, np.int64), np.empty(0, np.int64))
     given = [pa.array(keys[name], from_pandas=True) for name in view.keys]
     try:
-        find = _of_source if view.windowed is None else _of_events
-        found = find(store, view, given, int(low_ms.min()), int(high_ms.max()))
+        low, high = int(low_ms.min()), int(high_ms.max())
+        if view.windowed is None:
+            found = _of_source(store, view, given, len(keys), low, high)
+        else:
+            found = _of_events(store, view, given, low, high)
     except SkewError:
         raise
     except Exception as error:
@@ -88,7 +91,7 @@ class _Found:
 
 
 def _of_source(
-    store: FeatureStore, view: View, keys: Sequence[Any], low_ms: int, high_ms: int
+    store: FeatureStore, view: View, keys: Sequence[Any], count: int, low_ms: int, high_ms: int
 ) -> _Found:
     source = view.table.batch_source
     named = {new: old for old, new in (source.field_mapping or {}).items()}
@@ -107,7 +110,7 @@ def _of_source(
     table = job.to_arrow()
     codes = codes_of([table.column(name) for name in columns], keys, view.keys) if columns else None
     owners = codes.events if codes else np.zeros(table.num_rows, np.int64)
-    rows = codes.rows if codes else np.zeros(len(keys[0]) if keys else 0, np.int64)
+    rows = codes.rows if codes else np.zeros(count, np.int64)
     stamps = [source.timestamp_field, *([created] if created else [])]
     # rounded up: as of the millisecond before, it had not happened
     moments = [_up(moments_of(table.column(name), f"column {name!r}")) for name in stamps]

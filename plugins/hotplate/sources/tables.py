@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from sqlalchemy import create_engine, select, table, text
 from sqlalchemy.engine import make_url
@@ -12,6 +13,10 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from hotplate.errors import ConfigError
 
 __all__ = ["read_table"]
+
+_CONNECT_S: Final = 10
+_WAITING: Final = frozenset({"postgresql", "postgresql+psycopg", "postgresql+psycopg2"})
+"""Drivers that would wait for a host that is gone as long as the kernel does."""
 
 
 def read_table(url: str, name: str = "", query: str = "") -> dict[str, list[Any]]:
@@ -27,13 +32,16 @@ def read_table(url: str, name: str = "", query: str = "") -> dict[str, list[Any]
     """
     try:
         parsed = make_url(os.path.expandvars(url))
-        engine = create_engine(parsed)
+        settings = {"connect_timeout": _CONNECT_S} if parsed.drivername in _WAITING else {}
+        engine = create_engine(parsed, connect_args=settings)
     except (ArgumentError, ImportError, SQLAlchemyError) as error:
         raise ConfigError(
             f"the database's URL cannot be used: {_line(error)}. Write it as SQLAlchemy does: "
             "sqlite:///decisions.db, postgresql+psycopg://user:password@host/database"
         ) from error
     shown = parsed.render_as_string(hide_password=True)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        raise ConfigError(f"{shown}: there is no such file")  # SQLite would make one
     schema, _, short = name.rpartition(".")
     wanted: Any = text(query) if query else None
     if wanted is None:

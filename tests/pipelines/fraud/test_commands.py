@@ -71,6 +71,7 @@ def test_step_by_step(run: Run) -> None:
     assert again["decided"] == 0
     with open_ledger(f"sqlite:///{folder / 'decisions.db'}") as ledger:
         assert {row["model_version"] for row in ledger.rows()} == {"one"}
+    assert "300 decisions of 300 compared: all is equal or explained" in run("skew").stdout
 
 
 @pytest.mark.parametrize(

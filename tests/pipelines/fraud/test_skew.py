@@ -17,6 +17,7 @@ import hotplate
 from hotplate.skew import SkewReport, SkewSpec
 from pipelines.fraud import skew
 from pipelines.fraud.__main__ import main
+from pipelines.fraud.bundle import Models
 from pipelines.fraud.ledger import open_ledger
 from pipelines.fraud.line import EVENTS, Line
 from pipelines.fraud.payments import events_of
@@ -208,6 +209,17 @@ def test_the_command_writes_a_page_and_ends_with_what_it_found(
     assert found.exit_code == 1, found.output
     assert "amount: row 0: served 0.0" in found.stdout
     assert command(decided, "--database", database, "--limit", "1").exit_code == 0
+
+
+def test_a_model_without_a_sample_is_compared_all_the_same(
+    decided: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that was trained before samples were kept."""
+    monkeypatch.setattr(Models, "reference", lambda self, version: None)
+    found = command(decided, "--out", tmp_path)
+    assert found.exit_code == 0, found.output
+    assert "was trained without a sample" in found.stdout
+    assert json.loads((tmp_path / "results.json").read_text())["drift"] is None
 
 
 def test_what_is_missing_is_one_line(decided: World, tmp_path: Path) -> None:
