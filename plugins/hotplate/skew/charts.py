@@ -8,7 +8,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from hotplate.skew.compare import EXPLAINED, UNEXPLAINED, Verdicts
-from hotplate.skew.drift import DRIFTED, MISSING, SHIFTED, DriftReport, FeatureDrift
+from hotplate.skew.drift import (
+    DRIFTED,
+    MISSING,
+    SHIFTED,
+    DriftReport,
+    FeatureDrift,
+    Measure,
+)
 from hotplate.skew.report import SkewReport
 from hotplate.skew.values import is_null
 
@@ -219,6 +226,10 @@ def _most(one: FeatureDrift) -> float:
     return max((found.value / found.drifted for found in one.measures), default=0.0)
 
 
+def _furthest(one: FeatureDrift) -> Measure | None:
+    return max(one.measures, key=lambda of: of.value / of.drifted, default=None)
+
+
 def _distances(report: DriftReport) -> Any:
     import plotly.graph_objects as go
 
@@ -228,7 +239,7 @@ def _distances(report: DriftReport) -> Any:
         some = [one for one in features if one.verdict == verdict and one.measures]
         if not some:
             continue
-        measures = [max(one.measures, key=lambda of: of.value / of.drifted) for one in some]
+        measures = [found for one in some if (found := _furthest(one)) is not None]
         figure.add_trace(
             go.Bar(
                 y=[one.name for one in some],
@@ -264,7 +275,8 @@ def _distances(report: DriftReport) -> Any:
         )
     figure.add_vline(x=1, line={"color": _BAD, "width": 1, "dash": "dash"})
     figure.update_layout(barmode="overlay", bargap=0.35)
-    reached = max((_most(one) for one in features), default=0.0)
+    longest = [max(of.value, of.chance) / of.drifted for of in map(_furthest, features) if of]
+    reached = max(longest, default=0.0)
     figure.update_xaxes(title="1 = drifted", range=[0, min(_LONGEST, max(1.1, 1.05 * reached))])
     figure.update_yaxes(
         showgrid=False, categoryorder="array", categoryarray=[one.name for one in features]

@@ -245,8 +245,8 @@ def _drift_sections(report: DriftReport) -> str:
     words = (
         f"{report.rows[1]:,} current rows against {report.rows[0]:,} of the reference. A feature "
         "has moved where a measure is beyond what matters and beyond what chance does at so many "
-        f"rows; by chance alone anything at all is called moved in {report.spec.level:.0%} of such "
-        "comparisons."
+        f"rows; chance alone calls anything at all moved in {report.spec.level:.0%} of such "
+        "comparisons at the most."
     )
     sections = [_section("Distributions against the reference", words, "")]
     for name, chart, title, said in drift_charts(report):
