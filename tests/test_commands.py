@@ -31,6 +31,7 @@ USES: dict[str, tuple[str, ...]] = {
     "report": (),
     "stats": (),
     "top": ("--count", "1", "--every", "100ms"),
+    "skew": ("--served", "{folder}/served.csv", "--feature", "profile:age"),
     "warm": ("--log", "{folder}", "--peak", "100/s"),
     "windows seed": ("clicks_events",),
     "windows retire": ("clicks_events",),
@@ -38,7 +39,11 @@ USES: dict[str, tuple[str, ...]] = {
     "windows explain": ("clicks", "--entity", "user_id=1"),
     "windows consume": ("clicks_events", "--stream", "s", "--once"),
 }
-WITHOUT_REPO = {"outputs advise": ("{folder}/scores.csv",), "completion": ("bash",)}
+WITHOUT_REPO = {
+    "drift": ("--reference", "{folder}/scores.csv", "--current", "{folder}/scores.csv"),
+    "outputs advise": ("{folder}/scores.csv",),
+    "completion": ("bash",),
+}
 
 
 @pytest.fixture(params=["sqlite"])
