@@ -700,7 +700,20 @@ def run(context: click.Context, data: Path | None, requests: int, payments: int)
             )
             step(6, f"{requests:,} requests, with one cache after the other")
             context.invoke(report, requests=requests, payments=payments)
+            _counted(folder)
             logging.getLogger("hotplate").setLevel(logging.ERROR)  # the server's end is no news
+
+
+def _counted(folder: Path) -> None:
+    """What all processes of the run counted, as `hotplate report` shows it for any deployment."""
+    from hotplate.telemetry import read_folder
+    from hotplate.telemetry.page import page
+    from hotplate.telemetry.summary import summarize
+
+    found, path = read_folder(folder / "metrics"), folder / "counted.html"
+    path.write_text(page(summarize(found), found), "utf-8")
+    click.echo(f"Counted: {path.resolve().as_uri()}")
+    click.echo(f"      or hotplate stats --folder {folder / 'metrics'}")
 
 
 @main.command()

@@ -12,8 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hotplate.embedded import EmbeddedServer
+from hotplate.telemetry import read_folder
 from pipelines.fraud.__main__ import main
 from pipelines.fraud.ledger import open_ledger
+
+from ...stores import await_
 
 Run = Callable[..., Result]
 
@@ -69,6 +72,10 @@ def test_step_by_step(run: Run) -> None:
     assert decided == 300
     again = json.loads(run(*score, "--part", "1/2").stdout.splitlines()[-1])
     assert again["decided"] == 0
+    await_(lambda: read_folder(folder / "metrics").sum("hotplate_output_rows_total") >= 300)
+    counted = read_folder(folder / "metrics")
+    assert counted.sum("hotplate_output_rows_total", model="fraud") == 300
+    assert counted.by("hotplate_events_total", "view")["card_windows_events"] > 0
     with open_ledger(f"sqlite:///{folder / 'decisions.db'}") as ledger:
         assert {row["model_version"] for row in ledger.rows()} == {"one"}
     assert "300 decisions of 300 compared: all is equal or explained" in run("skew").stdout
