@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "ingestion": PURE,
     "training": PURE | {"windows", "windowed", "training"},
     "outputs": PURE | {"tiers", "outputs"},
-    "skew": PURE | {"skew", "training", "windowed", "windows"},
+    "skew": PURE | {"pages"} | {"skew", "training", "windowed", "windows"},
     "provider": PURE | {"ingestion", "training", "windowed"},
     "embedded": PURE,
     "settings": PURE,

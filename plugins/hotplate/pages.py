@@ -1,6 +1,6 @@
 """Parts of the pages of plots: one HTML file each, that needs nothing from the network.
 
-Needs plotly: a command imports it when a page is asked for.
+Drawing needs plotly, which is imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
-import plotly.graph_objects as go
-import plotly.offline
-
-__all__ = ["INK", "document", "figure_of", "plot", "table", "tiles_of"]
+__all__ = ["INK", "document", "drawn", "figure_of", "plot", "section", "table", "tiles_of"]
 
 INK: Final = "#1f2937"
 _GRID: Final = "#e5e7eb"
@@ -51,8 +48,19 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 """
 
 
-def document(title: str, body: str) -> str:
-    """A page, with all that its plots need."""
+def document(title: str, body: str, style: str = "") -> str:
+    """A page, with all that its plots need.
+
+    Args:
+        title: of the page.
+        body: HTML.
+        style: CSS beside that of all pages.
+
+    Raises:
+        ImportError: plotly is not installed.
+    """
+    import plotly.offline
+
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -61,7 +69,7 @@ def document(title: str, body: str) -> str:
 <title>{escape(title)}</title>
 <link rel="icon" href="data:,">
 <style>
-{_STYLE}</style>
+{_STYLE}{style}</style>
 <script>{plotly.offline.get_plotlyjs()}</script>
 </head>
 <body><main>
@@ -86,16 +94,39 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll">{drawn}</div>'
 
 
-def plot(name: str, figure: go.Figure, title: str, words: str) -> str:
-    """A section with a plot."""
-    drawn = figure.to_html(
-        full_html=False, include_plotlyjs=False, div_id=name, config=_CONFIG, default_width="100%"
+def drawn(name: str, figure: Any) -> str:
+    """A plot, without a section of its own.
+
+    Args:
+        name: of the element, one of its kind on the page.
+        figure: of plotly.
+    """
+    return str(
+        figure.to_html(
+            full_html=False,
+            include_plotlyjs=False,
+            div_id=name,
+            config=_CONFIG,
+            default_width="100%",
+        )
     )
-    return f"<section><h2>{escape(title)}</h2><p>{escape(words)}</p>{drawn}</section>\n"
 
 
-def figure_of(height: int) -> go.Figure:
+def section(title: str, words: str, body: str) -> str:
+    """A part of the page, with a line of words if there are any."""
+    said = f"<p>{escape(words)}</p>" if words else ""
+    return f"<section><h2>{escape(title)}</h2>{said}{body}</section>\n"
+
+
+def plot(name: str, figure: Any, title: str, words: str) -> str:
+    """A section with a plot."""
+    return section(title, words, drawn(name, figure))
+
+
+def figure_of(height: int) -> Any:
     """An empty plot in the pages' style."""
+    import plotly.graph_objects as go
+
     axis: dict[str, Any] = {
         "gridcolor": _GRID,
         "linecolor": "#9ca3af",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any, Final
 
 from hotplate.durations import format_duration
+from hotplate.pages import document, drawn, section, table
 from hotplate.skew.charts import drift_charts, skew_charts
 from hotplate.skew.compare import EXPLAINED, REASONS, FeatureSkew
 from hotplate.skew.drift import DriftReport, FeatureDrift
@@ -18,53 +18,16 @@ from hotplate.skew.report import SkewReport
 
 __all__ = ["write_page"]
 
-# No mode bar: it covers the plots on a phone, and has a button that would upload the data.
-_CONFIG: Final = {"displayModeBar": False, "responsive": True, "plotlyServerURL": ""}
-_PAGE: Final = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<link rel="icon" href="data:,">
-<style>
-:root { --ink: #1f2937; --soft: #5b6472; --line: #e2e5ea; --good: #00734f; --bad: #c2330b; }
-* { box-sizing: border-box; }
-html { overflow-y: scroll; }
-body { margin: 0; background: #f6f7f9; color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 68rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .4rem; }
-h2 { font-size: 1.2rem; margin: 0 0 .4rem; }
+_STYLE: Final = """main { max-width: 68rem; }
+p { max-width: 50rem; }
 h3 { font-size: 1rem; margin: 1.2rem 0 .2rem; }
-p { margin: .4rem 0; max-width: 50rem; }
-.soft { color: var(--soft); font-size: .92rem; }
-section { background: #fff; border: 1px solid var(--line); border-radius: 10px;
-  padding: 1.2rem clamp(.8rem, 3vw, 1.3rem); margin-top: 1.2rem; overflow: hidden; }
-.tiles { display: grid; gap: .8rem; margin-top: 1.2rem;
-  grid-template-columns: repeat(auto-fit, minmax(12rem, 1fr)); }
-.tile { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem; }
-.tile b { display: block; font-size: 1.75rem; line-height: 1.2; }
-.good { color: var(--good); } .bad { color: var(--bad); }
-.scroll { overflow-x: auto; -webkit-overflow-scrolling: touch; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
-  white-space: nowrap; font-size: .92rem; }
-th { font-weight: 600; color: var(--soft); font-size: .85rem; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
+.tile b { color: inherit; }
+.tile b.good, .good { color: #00734f; } .tile b.bad, .bad { color: #c2330b; }
+th, td { padding: .3rem .6rem; font-size: .92rem; }
+th { font-size: .85rem; }
+td:first-child { white-space: nowrap; min-width: 0; }
 td.words, th.words { text-align: left; white-space: normal; min-width: 12rem; }
-tr:last-child td { border-bottom: 0; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: .4rem 0 0; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-</style>
-<script>$library</script>
-</head>
-<body><main>
-<h1>$title</h1>
-<p class="soft">$subtitle</p>
-<div class="tiles">$tiles</div>
-$body</main></body></html>
-""")
+"""
 
 
 def write_page(
@@ -86,29 +49,25 @@ def write_page(
     Raises:
         SkewError: plotly is not installed, or the file cannot be written.
     """
+    tiles, body = "", ""
     try:
-        import plotly.offline
+        if skew is not None:
+            tiles += _skew_tiles(skew)
+            body += _skew_sections(skew)
+        if drift is not None:
+            tiles += _drift_tiles(drift)
+            body += _drift_sections(drift)
+        made = datetime.now(UTC)
+        shown = escape(title or _title(skew, drift))
+        said = escape(" · ".join(one for one in (f"{made:%Y-%m-%d %H:%M} UTC", words) if one))
+        head = f'<h1>{shown}</h1><p class="soft">{said}</p><div class="tiles">{tiles}</div>'
+        page = document(title or _title(skew, drift), head + body, _STYLE)
     except ImportError as error:
         raise SkewError(
             where="the page",
             problem="needs plotly, which is not installed",
             fix="pip install 'feast-hotplate[demo]'",
         ) from error
-    tiles, body = "", ""
-    if skew is not None:
-        tiles += _skew_tiles(skew)
-        body += _skew_sections(skew)
-    if drift is not None:
-        tiles += _drift_tiles(drift)
-        body += _drift_sections(drift)
-    made = datetime.now(UTC)
-    page = _PAGE.substitute(
-        title=escape(title or _title(skew, drift)),
-        subtitle=escape(" · ".join(one for one in (f"{made:%Y-%m-%d %H:%M} UTC", words) if one)),
-        library=plotly.offline.get_plotlyjs(),
-        tiles=tiles,
-        body=body,
-    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, "utf-8")
@@ -167,21 +126,21 @@ def _skew_sections(report: SkewReport) -> str:
             f"{report.thinned:,} rows have more changes in their time than were looked at"
         )
     noted = "".join(f"<p><b>{escape(one)}.</b></p>" for one in problems)
-    sections = [_section("Served against training, feature by feature", words, noted)]
+    sections = [section("Served against training, feature by feature", words, noted)]
     for name, chart, title, said in skew_charts(report):
-        sections.append(_section(title, said, _drawn(name, chart)))
+        sections.append(section(title, said, drawn(name, chart)))
     hinted = sorted(report.features, key=lambda one: -one.unexplained)[:_HINTED]
     if any(one.unexplained for one in hinted):
         shown = [one for one in report.features if one.unexplained and one in hinted]
-        sections.append(_section("What nothing explains", _HINTS, _hints(shown)))
-    sections.append(_section("In numbers", "", _skew_table(report) + _meanings()))
+        sections.append(section("What nothing explains", _HINTS, _hints(shown)))
+    sections.append(section("In numbers", "", _skew_table(report) + _meanings()))
     if report.by_layer:
         rows = [
             [layer, f"{count:,}", f"{bad:,}", f"{bad / count:.2%}"]
             for layer, (count, bad) in report.by_layer.items()
         ]
         head = ("answered by", "decisions", "with an unexplained value", "share")
-        sections.append(_section("By layer", "", _table(head, rows)))
+        sections.append(section("By layer", "", table(head, rows)))
     return "".join(sections)
 
 
@@ -203,7 +162,7 @@ def _hints(features: Sequence[FeatureSkew]) -> str:
             [f"row {said['row']:,}", _value(said["served"]), _value(said["training"])]
             for said in one.examples
         ]
-        made += _table(("", "served", "training"), rows)
+        made += table(("", "served", "training"), rows)
     return made
 
 
@@ -221,7 +180,7 @@ def _skew_table(report: SkewReport) -> str:
         ]
         for one in report.features
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _meanings() -> str:
@@ -248,12 +207,12 @@ def _drift_sections(report: DriftReport) -> str:
         f"rows; chance alone calls anything at all moved in {report.spec.level:.0%} of such "
         "comparisons at the most."
     )
-    sections = [_section("Distributions against the reference", words, "")]
+    sections = [section("Distributions against the reference", words, "")]
     for name, chart, title, said in drift_charts(report):
-        sections.append(_section(title, said, _drawn(name, chart)))
+        sections.append(section(title, said, drawn(name, chart)))
     rows = [_drift_row(one) for one in report.features]
     head = ("feature", "verdict", "measure", "found", "by chance", "nulls", "outside", "worth rows")
-    sections.append(_section("Drift in numbers", _DRIFT_WORDS, _table(head, rows)))
+    sections.append(section("Drift in numbers", _DRIFT_WORDS, table(head, rows)))
     return "".join(sections)
 
 
@@ -287,32 +246,6 @@ def _drift_row(one: FeatureDrift) -> list[str]:
 
 
 # -- parts ----------------------------------------------------------------------------------------
-
-
-def _section(title: str, words: str, body: str) -> str:
-    said = f"<p>{escape(words)}</p>" if words else ""
-    return f"<section><h2>{escape(title)}</h2>{said}{body}</section>\n"
-
-
-def _drawn(name: str, chart: Any) -> str:
-    return str(
-        chart.to_html(
-            full_html=False,
-            include_plotlyjs=False,
-            div_id=name,
-            config=_CONFIG,
-            default_width="100%",
-        )
-    )
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    drawn = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll">{drawn}</div>'
 
 
 def _duration(seconds: float) -> str:
