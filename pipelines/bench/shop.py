@@ -53,8 +53,10 @@ class Shop:
 
 
 @contextmanager
-def open_shop(entities: int, memory: Mapping[str, Any] | None = None) -> Iterator[Shop]:
-    """Start a server, apply, fill, and take it all down again."""
+def open_shop(
+    entities: int, memory: Mapping[str, Any] | None = None, **more: Any
+) -> Iterator[Shop]:
+    """Start a server, apply, fill, and take it all down again; `more` are settings of the cache."""
     with EmbeddedServer.start() as server, TemporaryDirectory(prefix="hotplate-bench-") as folder:
         redis = {"type": "redis", "connection_string": server.connection_string}
         cached = {
@@ -62,6 +64,7 @@ def open_shop(entities: int, memory: Mapping[str, Any] | None = None) -> Iterato
             "store": redis,
             "ttl_map": {"default": {"ttl": "1h", "jitter": 0}},
             "memory": dict(memory or {"max_entries": 4_000_000, "max_bytes": "4GB"}),
+            **more,
         }
         bare, hot = (_store(Path(folder), online) for online in (redis, cached))
         user = Entity(name="user", join_keys=["user_id"], value_type=ValueType.INT64)
