@@ -37,6 +37,8 @@ def wrongs(*rows: Row, bound: int = 10, absent: int | None = None) -> set[Wrong]
     return set(judged(list(rows), bound, absent).wrongs)
 
 
+# a thread that another test left, of a client that waits to connect again, may use `random`, too
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @given(cached_histories())
 @settings(max_examples=6 * EXAMPLES, deadline=None)
 def test_a_right_cache_is_never_blamed(history: tuple[list[Row], int]) -> None:
