@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "telemetry": PURE | {"outputs", "telemetry", "pages"},
     "pages": PURE,
     "warming": PURE | {"core", "warming"},
+    "advice": PURE | {"warming", "advice"},
     "windows": PURE | {"windows", "servers"},
     "ingestion": PURE,
     "training": PURE | {"windows", "windowed", "training"},
@@ -43,15 +44,16 @@ ALLOWED: dict[str, set[str]] = {
     "online_store": PURE | {"core", "serving", "settings"},
     "operations": PURE
     | {"serving", "tiers", "servers", "operations", "training", "windowed", "windows"}
-    | {"core", "warming"},
+    | {"core", "warming", "advice"},
     "handle": PURE
     | {"serving", "online_store", "ingestion", "operations", "windowed", "outputs", "warming"}
     | {"telemetry"},
     "testing": PURE | {"online_store"},
     "cli": PURE
     | {"serving", "online_store", "handle", "hotplate", "operations", "cli_repo", "cli_windows"}
-    | {"cli_outputs", "cli_warm", "cli_metrics", "cli_inspect", "cli_skew"},
+    | {"cli_outputs", "cli_warm", "cli_metrics", "cli_inspect", "cli_skew", "cli_advise"},
     "cli_repo": PURE,
+    "cli_advise": PURE | {"hotplate", "operations", "advice", "cli_repo"},
     "cli_inspect": PURE | {"hotplate", "operations", "cli_repo"},
     "cli_metrics": PURE | {"telemetry", "cli_repo"},
     "cli_outputs": PURE | {"outputs", "cli_repo"},

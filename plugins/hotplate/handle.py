@@ -266,6 +266,8 @@ class Hotplate:
         targets = self._names.targets(name)
         runtime = self.runtime
         if entities is None:
+            for target in targets:
+                runtime.note_changed(target.table)
             return runtime.forget_views([target.table for target in targets])
         columns, count = as_columns(entities)
         if not count:

@@ -193,6 +193,10 @@ class TrafficConfig(FeastConfigBaseModel):  # type: ignore[misc]
     every: int = 60_000_000_000
     """How often a process writes a file (`"1m"`)."""
 
+    changes: bool = False
+    """Whether what this process changes (writes through Feast, events, invalidations) is logged
+    beside it, for `hotplate advise`. As many bytes again at the most."""
+
     @field_validator("folder")
     @classmethod
     def _check_folder(cls, value: str) -> str:

@@ -512,6 +512,7 @@ class CacheStats:
         shared: what the shared tier has seen; None where there is none.
         events: counts of each event view that this process wrote to.
         traffic: counts of the traffic log; None where there is none.
+        changes: the same of the change log beside it, in writes instead of requests.
         rewarm: what was read again after it was forgotten; None where that is off.
     """
 
@@ -530,6 +531,7 @@ class CacheStats:
     shared: SharedStats | None = None
     events: Mapping[str, EventStats] = field(default_factory=dict)
     traffic: TrafficStats | None = None
+    changes: TrafficStats | None = None
     rewarm: RewarmStats | None = None
 
     def __str__(self) -> str:

@@ -150,11 +150,11 @@ def test_what_does_not_fit_is_lost_and_counted(
     logged: Callable[..., Repo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread is stuck on a disk that does not answer: reads go on, the queue has an end."""
-    monkeypatch.setattr("hotplate.warming.traffic._WAITING_MOST", 50)
+    monkeypatch.setattr("hotplate.warming.row_log._WAITING_MOST", 50)
     repo = logged()
     traffic = hotplate.of(repo.hot).runtime.traffic
     assert traffic is not None
-    with traffic._writing:  # as if a file were being written
+    with traffic._log._writing:  # as if a file were being written
         began = time.monotonic()
         for _ in range(200):
             ask(repo, (1, "m1"))

@@ -194,6 +194,8 @@ class Invalidation:
             EntityError: an entity cannot be read; those before it are done.
         """
         if entities is None:
+            for target in self._targets:
+                self._runtime.note_changed(target.table)
             self._runtime.forget_views([target.table for target in self._targets])
             return self._settle(0)
         done = 0

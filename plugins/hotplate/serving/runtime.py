@@ -52,6 +52,7 @@ from hotplate.telemetry.publisher import Publisher
 from hotplate.tiers.blobs import BlobTier
 from hotplate.tiers.memory import MemoryBounds
 from hotplate.tiers.shared import SharedBounds, SharedTier
+from hotplate.warming.changes import ChangeLog
 from hotplate.warming.traffic import TrafficLog, TrafficSettings
 from hotplate.windows.redis_state import LogServer
 
@@ -84,6 +85,9 @@ class Runtime:
         self.domain: Domain = domain_of(config.project)
         self.loaders = Loaders(settings.loader_settings(), self.wrapped, clock)
         self.traffic = traffic_log(settings.traffic, self.project, clock)
+        self.changes: ChangeLog | None = None
+        if self.traffic is not None and self.traffic.settings.has_changes:
+            self.changes = ChangeLog(self.traffic.settings, self.project, clock)
         self.event_logs = EventLogs(self.project, self._log_server, self._registered, clock)
         self.engine = Engine(
             WindowedSource(self.event_logs, self.loaders.over(ChosenSource(self.wrapped))),
@@ -320,6 +324,7 @@ class Runtime:
         """Forget the entities of rows that were written, here and in the processes that listen."""
         self.begin_publishing()
         self.loaders.note_written(table)
+        self.note_changed(table, data)
         # where Redis broadcasts what is written into it, nothing need be said
         is_said = self.is_heard(table) and not self.coherence.is_broadcast()
         is_known = bool(self.domain.views_named(self.project, table.name))
@@ -328,13 +333,23 @@ class Runtime:
         shaped = shapes_and_values(row[0] for row in data)
         self._forget(table, shaped, self._versions(table), is_heard=is_said, cause="write")
 
+    def note_changed(
+        self,
+        table: Any,
+        data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]] | None = None,
+    ) -> None:
+        """Log that rows of a feature view changed, all of them if none are named."""
+        if self.changes is not None:
+            shaped = None if data is None else shapes_and_values(row[0] for row in data)
+            self.changes.note(table.name, shaped)
+
     async def forget_written_async(
         self,
         table: Any,
         data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]],
     ) -> None:
         """The same for callers on an event loop."""
-        if self.shared() is None and not self.is_heard(table):
+        if self.shared() is None and not self.is_heard(table) and self.changes is None:
             self.forget_written(table, data)
         else:
             await asyncio.to_thread(self.forget_written, table, data)
@@ -378,6 +393,8 @@ class Runtime:
             is_announced: whether other processes have been told already; see `announcements`.
         """
         for name, cache in log.said.readers.items():
+            if self.changes is not None:
+                self.changes.note(name, touched)
             if touched is None:
                 dropped = self.domain.invalidate_views(self.domain.views_named(self.project, name))
             else:
@@ -403,6 +420,8 @@ class Runtime:
         Returns:
             How many rows were dropped here.
         """
+        if self.changes is not None:
+            self.changes.note(table.name, shaped)
         versions = self.every_version(table)
         return self._forget(table, shaped, versions, is_heard=is_heard, cause="asked")
 
@@ -469,6 +488,7 @@ class Runtime:
     def forget_here(self, table: Any) -> None:
         """Forget a feature view in this process, after others wrote it through their own caches."""
         self.loaders.note_written(table)
+        self.note_changed(table)
         views = self.domain.views_named(self.project, table.name)
         self.invalidations.add("write", self.domain.invalidate_views(views))
 
@@ -512,12 +532,9 @@ class Runtime:
         shared = self._shared.get("made")
         if shared is not None:
             shared.close()
-        if self.traffic is not None:
-            self.traffic.close()
-        if self.shadow is not None:
-            self.shadow.close()
-        if self.publisher is not None:
-            self.publisher.close()
+        for log in (self.traffic, self.changes, self.shadow, self.publisher):
+            if log is not None:
+                log.close()
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -540,6 +557,7 @@ class Runtime:
             shared=shared.stats() if (shared := self._shared.get("made")) else None,
             events=self.event_logs.stats(),
             traffic=None if self.traffic is None else self.traffic.stats(),
+            changes=None if self.changes is None else self.changes.stats(),
             rewarm=None if self.rewarmer is None else self.rewarmer.stats(),
         )
 
@@ -579,6 +597,7 @@ def traffic_log(settings: TrafficConfig | None, project: str, clock: Clock) -> T
         settings.ids == "plain",
         settings.max_bytes,
         settings.every,
+        settings.changes,
     )
     return TrafficLog(said, project, clock)
 

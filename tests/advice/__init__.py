@@ -1,0 +1,1 @@
+"""Advice on how long to keep what."""
