@@ -15,6 +15,7 @@ from click.shell_completion import get_completion_class
 from rich.console import Console
 from rich.table import Table
 
+from hotplate.cli_advise import advise
 from hotplate.cli_inspect import inspect
 from hotplate.cli_metrics import metrics, report, stats, top
 from hotplate.cli_outputs import outputs
@@ -386,7 +387,7 @@ def _confirm(question: str, *, yes: bool) -> None:
         fail("nothing was done")
 
 
-for _command in (drift, inspect, metrics, outputs, report, skew, stats, top, warm, windows):
+for _command in (advise, drift, inspect, metrics, outputs, report, skew, stats, top, warm, windows):
     main.add_command(_command)
 
 

@@ -49,25 +49,41 @@ class Naive:
     dropped: int = 0
     counted: dict[str, Counted] = field(default_factory=dict)
 
-    def run(self, reads: Sequence[Read], chances: Sequence[int]) -> Mapping[str, Counted]:
-        """Read; `chances` are the jitter of each read, should it load."""
+    def run(
+        self, requests: Sequence[Sequence[Read]], chances: Sequence[int]
+    ) -> Mapping[str, Counted]:
+        """Answer requests; `chances` are the jitter of each read, should it load."""
         drops = sorted(self.drops)
-        for (at, slot), chance in zip(reads, chances, strict=True):
+        chance = iter(chances)
+        for request in requests:
+            at = request[0][0]
             while self.dropped < len(drops) and drops[self.dropped][0] <= at:
                 self.rows.pop(drops[self.dropped][1], None)
                 self.dropped += 1
-            self._read(at, slot, chance)
+            missing: list[tuple[int, tuple[int, int]]] = []
+            for _, slot in request:
+                self._read(at, slot, next(chance), missing)
+            for slot, row in missing:
+                self.rows[slot] = row
+                while self.rows and (
+                    len(self.rows) > self.max_entries
+                    or sum(self.sizes[one] for one in self.rows) > self.max_bytes
+                ):
+                    self.rows.popitem(last=False)
         return self.counted
 
     def _expiry_ns(self, chance: int) -> int:
         return self.ttl_ns - int(self.ttl_ns * self.jitter) * chance // 255
 
-    def _read(self, at: int, slot: int, chance: int) -> None:
+    def _read(
+        self, at: int, slot: int, chance: int, missing: list[tuple[int, tuple[int, int]]]
+    ) -> None:
         counts = at >= self.count_from
         found = self.counted.setdefault(self.group_of[slot], Counted())
         found.reads += counts
         row = self.rows.get(slot)
-        if row is not None:
+        is_there = row is not None
+        if is_there:
             self.rows.move_to_end(slot)
         if not self.ttl_ns:
             row = None
@@ -84,13 +100,10 @@ class Naive:
         else:
             found.misses += counts
         found.loads += counts
-        self.rows[slot] = (at, chance)
-        self.rows.move_to_end(slot)
-        while self.rows and (
-            len(self.rows) > self.max_entries
-            or sum(self.sizes[one] for one in self.rows) > self.max_bytes
-        ):
-            self.rows.popitem(last=False)
+        if is_there:
+            self.rows[slot] = (at, chance)
+        else:
+            missing.append((slot, (at, chance)))
 
 
 def chances_of(seed: int, parts: Sequence[Sequence[Read]]) -> list[list[int]]:

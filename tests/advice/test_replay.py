@@ -32,6 +32,14 @@ def slots() -> Slots:
     return Slots(VIEWS, {"user_id": numbers, "shop_id": numbers})
 
 
+def requests(size: int) -> st.SearchStrategy[list[list[Read]]]:
+    """Each for some slots at one moment."""
+    at = st.one_of(st.integers(BEGIN, END), st.sampled_from(range(BEGIN, END, 500_000)))
+    wanted = st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=4, unique=True)
+    one = st.tuples(at, wanted).map(lambda pair: [(pair[0], slot) for slot in pair[1]])
+    return st.lists(one, max_size=size)
+
+
 def moments(size: int) -> st.SearchStrategy[list[Read]]:
     # few distinct moments, so that many things happen at once
     at = st.one_of(st.integers(BEGIN, END), st.sampled_from(range(BEGIN, END, 500_000)))
@@ -53,7 +61,7 @@ ROOMS = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    parts=st.lists(moments(60), min_size=1, max_size=4),
+    parts=st.lists(requests(40), min_size=1, max_size=4),
     changes=moments(30),
     own=st.lists(st.booleans(), min_size=30, max_size=30),
     lifetimes=st.lists(LIFETIMES, min_size=1, max_size=3, unique=True),
@@ -61,7 +69,7 @@ ROOMS = st.builds(
     skip_us=st.sampled_from([0, 20_000_000]),
 )
 def test_a_replay_counts_what_a_dict_and_a_clock_count(
-    parts: list[list[Read]],
+    parts: list[list[list[Read]]],
     changes: list[Read],
     own: list[bool],
     lifetimes: list[Lifetime],
@@ -69,10 +77,10 @@ def test_a_replay_counts_what_a_dict_and_a_clock_count(
     skip_us: int,
 ) -> None:
     """Hits, loads and every stale answer's age, for each ttl, bound and coherence."""
-    flat = sorted((read for part in parts for read in part), key=lambda read: read[0])
+    asked = sorted((one for part in parts for one in part), key=lambda one: one[0][0])
     ordered, at = [], 0
     for part in parts:
-        ordered.append(flat[at : at + len(part)])
+        ordered.append(asked[at : at + len(part)])
         at += len(part)
     made = [change for change, is_own in zip(changes, own, strict=False) if is_own]
     tallies: Tallies = {}
@@ -87,9 +95,11 @@ def test_a_replay_counts_what_a_dict_and_a_clock_count(
         seed=7,
     )
     memory = Memory(trial, tallies, times(made))
-    for part in ordered:
-        memory.feed(*columns(part))
-    chances = [chance for some in chances_of(7, ordered) for chance in some]
+    flat = [[read for one in part for read in one] for part in ordered]
+    for part, reads in zip(ordered, flat, strict=True):
+        number = [place for place, one in enumerate(part) for _ in one]
+        memory.feed(*columns(reads), np.array(number, np.int64))
+    chances = [chance for some in chances_of(7, flat) for chance in some]
     seen = set()
     for candidate, tally in tallies.items():
         seen.add((candidate.coherence, candidate.room, candidate.lifetime))
@@ -106,7 +116,7 @@ def test_a_replay_counts_what_a_dict_and_a_clock_count(
             made if candidate.coherence == TTL else changes,
             BEGIN + skip_us,
         )
-        expected = naive.run(flat, chances)[candidate.group]
+        expected = naive.run(asked, chances)[candidate.group]
         assert (tally.reads, tally.misses, tally.loads) == (
             expected.reads,
             expected.misses,
@@ -118,7 +128,8 @@ def test_a_replay_counts_what_a_dict_and_a_clock_count(
             exact = quantile(expected.stale_us, share)
             assert exact <= tally.ages.quantile_us(share) <= exact * 1.03 + 2
     wanted = {(c, r, one) for c in (TTL, EVENT) for r in range(len(rooms)) for one in lifetimes}
-    assert seen == (wanted if flat else set())
+    groups = {GROUP_OF[slot] for part in flat for _, slot in part}
+    assert seen == (wanted if groups else set())
 
 
 def columns(reads: list[Read]) -> tuple[np.ndarray, np.ndarray]:

@@ -4,9 +4,9 @@ The memory tier pushes out what was used least recently, and a read marks a row 
 is fresh or has to be loaded again. So what is in memory depends on the order of reads, on changes
 that drop rows and on the bound, and not on any ttl: one pass over the log serves all of them.
 
-Within one request the tier marks hits before it fills what was missing; here every read counts in
-the order of the log. Rows known to be absent, which have a small share of the bound for themselves,
-are taken for rows.
+Within one request the tier marks what it finds as used before it fills what was missing, and so it
+is here, but for rows that had expired: these it marks once more, with what was missing. Rows known
+to be absent, which have a small share of the bound for themselves, are taken for rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from hotplate.advice.entities import Ints, Slots
 
-__all__ = ["LeastRecent", "Room", "flags", "merged"]
+__all__ = ["LeastRecent", "Room", "flags", "merged", "telling"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,20 @@ class Room:
         return fits and slots.count <= self.max_entries * slots.share
 
 
+def telling(rooms: Sequence[Room], slots: Slots) -> list[Room]:
+    """The first of some bounds, those that push something out, and the smallest that does not.
+
+    What holds everything answers alike, however large it is.
+    """
+    whole = [room for room in rooms if room.holds(slots)]
+    smallest = min(whole, key=lambda room: room.max_bytes, default=None)
+    return [
+        room
+        for place, room in enumerate(rooms)
+        if not place or room not in whole or room == smallest
+    ]
+
+
 class LeastRecent:
     """The rows in one process's memory, by their slots.
 
@@ -56,38 +70,44 @@ class LeastRecent:
         self._rows: OrderedDict[int, None] = OrderedDict()
         self._bytes = 0
 
-    def run(self, steps: Sequence[int]) -> list[int]:
+    def run(self, steps: Sequence[int], ends: Sequence[bool]) -> list[int]:
         """Read and drop rows, one after the other.
 
         Args:
             steps: a slot that is read, or `~slot` of a row that is dropped.
+            ends: whether a request ends with this step.
 
         Returns:
             Places of the reads that found no row.
         """
-        rows, sizes, size = self._rows, self._sizes, self._bytes
-        most_bytes, most_entries = self._most_bytes, self._most_entries
-        touch, pop_oldest = rows.move_to_end, rows.popitem
+        rows, sizes = self._rows, self._sizes
+        touch = rows.move_to_end
         absent: list[int] = []
-        for place, slot in enumerate(steps):
+        missing: list[int] = []
+        for place, (slot, is_end) in enumerate(zip(steps, ends, strict=True)):
             if slot < 0:
                 if ~slot in rows:
                     del rows[~slot]
-                    size -= sizes[~slot]
-                continue
-            try:
-                touch(slot)
-                continue
-            except KeyError:
-                absent.append(place)
+                    self._bytes -= sizes[~slot]
+            else:
+                try:
+                    touch(slot)
+                except KeyError:
+                    absent.append(place)
+                    missing.append(slot)
+            if is_end and missing:
+                self._fill(missing)
+                missing.clear()
+        return absent
+
+    def _fill(self, missing: Sequence[int]) -> None:
+        rows, sizes, size = self._rows, self._sizes, self._bytes
+        for slot in missing:
             rows[slot] = None
             size += sizes[slot]
-            while len(rows) > most_entries or size > most_bytes:
-                if not rows:
-                    break
-                size -= sizes[pop_oldest(last=False)[0]]
+            while rows and (len(rows) > self._most_entries or size > self._most_bytes):
+                size -= sizes[rows.popitem(last=False)[0]]
         self._bytes = size
-        return absent
 
     def held(self) -> Ints:
         """The slots of the rows in it now."""

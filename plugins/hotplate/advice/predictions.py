@@ -12,7 +12,7 @@ from hotplate.advice.changes import Changes
 from hotplate.advice.entities import Sieve, Slots, ViewSpec
 from hotplate.advice.errors import AdviceError
 from hotplate.advice.lifetimes import Lifetime
-from hotplate.advice.lru import Room
+from hotplate.advice.lru import Room, telling
 from hotplate.advice.reads import Reads, Survey, TrafficFiles, rows_of
 from hotplate.advice.replay import EVENT, TTL, Candidate, Memory, Tallies, Trial
 from hotplate.advice.tallies import Tally
@@ -165,7 +165,7 @@ def replay(
     changed = frozenset(changes.groups)
     trial = Trial(
         slots,
-        spec.rooms,
+        telling(spec.rooms, slots),
         {group: _lifetimes(spec, group) for group in slots.spans},
         (TTL, EVENT) if changed else (TTL,),
         changes.times(survey.begin, survey.end),
@@ -180,7 +180,7 @@ def replay(
         survey,
         {group: runs.forecast(group, seconds) for group in slots.spans},
         slots.share,
-        spec.rooms,
+        trial.rooms,
         spec.workers or len(survey.processes),
         seconds,
         sum(tally.reads for tally in runs.tallies.values()),
@@ -227,22 +227,20 @@ class _Runs:
             own = self._changes.times(self._survey.begin, self._survey.end, process)
             memory = Memory(self._trial, self.tallies, own)
             for reads in _bits(self._files.in_order(process, progress)):
-                at, slot, _ = rows_of(reads, self._trial.slots)
-                memory.feed(at, slot)
+                at, slot, source = rows_of(reads, self._trial.slots)
+                memory.feed(at, slot, reads.request[source])
             self._note_held(memory)
 
     def _run_workers(self, workers: int, progress: Callable[[int], None]) -> None:
         memories = [Memory(self._trial, self.tallies) for _ in range(workers)]
         for reads in _bits(self._files.in_order(None, progress)):
             at, slot, source = rows_of(reads, self._trial.slots)
-            if workers == 1:
-                memories[0].feed(at, slot)
-                continue
-            mixed = (reads.request.astype(np.uint64) + np.uint64(1)) * _SPREAD
-            worker = ((mixed >> np.uint64(33)) % np.uint64(workers)).astype(np.int64)[source]
+            request = reads.request[source]
+            mixed = (request.astype(np.uint64) + np.uint64(1)) * _SPREAD
+            worker = (mixed >> np.uint64(33)) % np.uint64(workers)
             for number, memory in enumerate(memories):
                 own = np.flatnonzero(worker == number)
-                memory.feed(at[own], slot[own])
+                memory.feed(at[own], slot[own], request[own])
         for memory in memories:
             self._note_held(memory)
 

@@ -197,15 +197,25 @@ class Memory:
         self._read_at = np.full(trial.slots.count, NEVER, np.int64)
         self._until = NEVER
 
-    def feed(self, at: Ints, slot: Ints) -> None:
-        """Replay more reads, in the order of time, none before those of the last call."""
+    def feed(self, at: Ints, slot: Ints, request: Ints | None = None) -> None:
+        """Replay more reads.
+
+        Args:
+            at: when, microseconds, in the order of time, none before those of the last call.
+            slot: what is read, once in a request.
+            request: those of one request follow each other and have the same number; if None, each
+                is one of its own.
+        """
         if not len(at):
             return
         trial = self._trial
         order = np.argsort(slot, kind="stable")
         at_sorted, slot_sorted = at[order], slot[order]
         chance = self._chance.integers(0, 256, len(at), np.uint8)
-        lost = {key: self._lost(key, at, slot)[order] for key in self._lru}
+        ends = np.ones(len(at), np.bool_)
+        if request is not None:
+            ends[:-1] = request[1:] != request[:-1]
+        lost = {key: self._lost(key, at, slot, ends)[order] for key in self._lru}
         for group, span in trial.slots.spans.items():
             begin, end = np.searchsorted(slot_sorted, (span.start, span.stop))
             if begin == end:
@@ -222,14 +232,15 @@ class Memory:
             self._read_at[part.slot] = part.at
         self._until = int(at[-1])
 
-    def _lost(self, key: tuple[str, int], at: Ints, slot: Ints) -> Flags:
+    def _lost(self, key: tuple[str, int], at: Ints, slot: Ints, ends: Flags) -> Flags:
         """Which reads find no row, because there was no room for it or it never came."""
         drops = self._drops.get(key[0])
         if drops is None:
-            return flags(self._lru[key].run(slot.tolist()), len(slot))
+            return flags(self._lru[key].run(slot.tolist(), ends.tolist()), len(slot))
         changed, changed_at = drops.between(self._until, int(at[-1]))
         steps, places = merged(at, slot, changed_at, changed)
-        return flags(places[self._lru[key].run(steps.tolist())], len(slot))
+        is_end = np.where(places >= 0, ends[places], False)
+        return flags(places[self._lru[key].run(steps.tolist(), is_end.tolist())], len(slot))
 
     def _dropped(self, coherence: str, part: _Part) -> Flags:
         """Which reads follow a change that made memory forget the row."""

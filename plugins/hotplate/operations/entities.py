@@ -55,7 +55,7 @@ class EntityReader:
         if before or sorted(names) != self._names:
             raise EntityError(f"an entity is written {self._form()}, each join key once")
         said = dict(zip(names, parts[1::2], strict=True))
-        return self._entity([said[name] for name in self._names], "--entity")
+        return self.entity([said[name] for name in self._names], "--entity")
 
     def from_file(self, path: Path) -> Iterator[list[dict[str, Any]]]:
         """Chunks of entities: a column a join key, other columns are left alone.
@@ -74,7 +74,7 @@ class EntityReader:
         number = 0
         try:
             for number, row in enumerate(read(path, self._names), 1):
-                chunk.append(self._entity(row, f"{path.name}, row {number}"))
+                chunk.append(self.entity(row, f"{path.name}, row {number}"))
                 if len(chunk) >= CHUNK:
                     yield chunk
                     chunk = []
@@ -95,7 +95,16 @@ class EntityReader:
 
         return make
 
-    def _entity(self, row: Row, where: str) -> dict[str, Any]:
+    def entity(self, row: Row, where: str) -> dict[str, Any]:
+        """One entity from the values of its join keys, in their sorted order.
+
+        Args:
+            row: as they stand in a file.
+            where: that is, for the error.
+
+        Raises:
+            EntityError: a value is of another type.
+        """
         entity = {}
         for name, parse, value in zip(self._names, self._parsers, row, strict=True):
             try:

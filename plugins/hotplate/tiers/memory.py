@@ -25,7 +25,7 @@ import cachebox
 from hotplate.codec import is_absent
 from hotplate.keys import Key, token_of
 
-__all__ = ["EvictionCause", "MemoryBounds", "MemoryTier"]
+__all__ = ["EvictionCause", "MemoryBounds", "MemoryTier", "cost_of"]
 
 # Slot of cachebox's LRU: table entry, list node, two references. RSS of 1,000,000 rows less the
 # sizes of the objects themselves; `make bench` prints it again.
@@ -178,7 +178,7 @@ class MemoryTier:
         return refused
 
     def _put(self, token: int, key: Key, row: bytes, into: _Shelf, other: _Shelf) -> None:
-        size = _cost(key, row)
+        size = cost_of(key, row)
         replaced = into.lru.insert(key, row)
         into.size += size
         self._on_added(token, size)
@@ -198,7 +198,7 @@ class MemoryTier:
         *,
         is_replaced: bool = False,
     ) -> None:
-        freed = _cost(key, row)
+        freed = cost_of(key, row)
         shelf.size -= freed
         if is_replaced:
             self._on_added(token_of(key), -freed)
@@ -280,7 +280,7 @@ class MemoryTier:
         """
         with self._lock:
             for shelf in (self._rows, self._absent):
-                counted = sum(_cost(key, shelf.lru.peek(key)) for key in _snapshot(shelf))
+                counted = sum(cost_of(key, shelf.lru.peek(key)) for key in _snapshot(shelf))
                 assert counted == shelf.size, f"{counted} bytes counted, {shelf.size} on the books"
 
 
@@ -292,7 +292,8 @@ def _snapshot(shelf: _Shelf) -> list[Key]:
             continue
 
 
-def _cost(key: Key, row: bytes | Any) -> int:
+def cost_of(key: Key, row: bytes | Any) -> int:
+    """Bytes that a row takes, its key and bookkeeping included."""
     size = sys.getsizeof(key) + sys.getsizeof(row) + _SLOT_BYTES
     return size if isinstance(key, int) else size + sum(map(_value_cost, key[1:]))
 

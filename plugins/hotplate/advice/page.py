@@ -1,0 +1,279 @@
+"""The page of an advice: what every group's ttl would cost and how stale it would be, as plots.
+
+One HTML file that needs nothing from the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, Final
+
+import plotly.graph_objects as go
+import plotly.offline
+from plotly.subplots import make_subplots
+
+from hotplate.advice.lru import Room
+from hotplate.advice.predictions import GroupForecast, Prediction, Replayed
+from hotplate.advice.recommendation import Limits, Recommendation
+from hotplate.advice.replay import EVENT, TTL
+from hotplate.durations import NO_LIMIT_NS, format_duration
+from hotplate.sizes import format_bytes
+
+__all__ = ["page"]
+
+_HIT: Final = "#0072b2"
+_STALE: Final = "#d9480f"
+_EVENT: Final = "#009e73"
+_INK: Final = "#1f2937"
+_GRID: Final = "#e5e7eb"
+_FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+_DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
+_CONFIG: Final = {"displayModeBar": False, "responsive": True, "plotlyServerURL": ""}
+_STYLE: Final = """:root { --ink: #1f2937; --soft: #5b6472; --line: #e2e5ea; --hot: #d9480f; }
+* { box-sizing: border-box; }
+html { overflow-y: scroll; }
+body { margin: 0; background: #f6f7f9; color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 60rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .4rem; }
+h2 { font-size: 1.2rem; margin: 0 0 .4rem; }
+p { margin: .4rem 0; max-width: 46rem; }
+.soft { color: var(--soft); font-size: .92rem; }
+section { background: #fff; border: 1px solid var(--line); border-radius: 10px;
+  padding: 1.2rem clamp(.8rem, 3vw, 1.3rem); margin-top: 1.2rem; overflow: hidden; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .38rem .7rem; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }
+th { font-weight: 600; color: var(--soft); font-size: .88rem; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+tr:last-child td { border-bottom: 0; }
+ul { margin: .4rem 0; padding-left: 1.2rem; }
+li { margin: .25rem 0; max-width: 46rem; }
+"""
+
+
+def page(
+    replayed: Replayed,
+    recommended: Mapping[str, Recommendation],
+    room: Room,
+    limits: Limits,
+    notes: Sequence[str],
+    made: str,
+) -> str:
+    """The page.
+
+    Args:
+        replayed: the predictions.
+        recommended: group -> what to do.
+        room: the deployment's memory.
+        limits: how stale answers may be.
+        notes: what is to be known of it.
+        made: when, and of which log.
+    """
+    said = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    body = [
+        "<h1>How long to keep what</h1>",
+        f'<p class="soft">{escape(made)}</p>',
+        _overview(replayed, recommended, room, limits),
+        *(
+            _section(number, forecast, recommended[name], replayed.rooms, limits)
+            for number, (name, forecast) in enumerate(replayed.groups.items())
+        ),
+        f"<section><h2>To be known of it</h2><ul>{said}</ul></section>" if said else "",
+    ]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>How long to keep what</title>
+<link rel="icon" href="data:,">
+<style>
+{_STYLE}</style>
+<script>{plotly.offline.get_plotlyjs()}</script>
+</head>
+<body><main>
+{"".join(body)}</main></body></html>
+"""
+
+
+def _overview(
+    replayed: Replayed, recommended: Mapping[str, Recommendation], room: Room, limits: Limits
+) -> str:
+    header = ("group", "ttl now", "ttl", "hit rate", "source reads", "stale", "memory")
+    rows = []
+    for name, forecast in replayed.groups.items():
+        now, chosen = forecast.now(room), recommended[name].chosen
+        rows.append(
+            (
+                name,
+                _ttl(now.ttl_ns),
+                "keep nothing" if chosen is None else _ttl(chosen.ttl_ns),
+                _change(now, chosen, lambda one: f"{one.hit_rate:.1%}"),
+                _change(now, chosen, lambda one: f"{one.source_reads_s:,.1f}/s"),
+                _change(now, chosen, _stale),
+                format_bytes(forecast.size_bytes[room]),
+            )
+        )
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    words = (
+        f"{replayed.survey.requests:,} requests of {replayed.processes:,} "
+        f"process{'' if replayed.processes == 1 else 'es'} in "
+        f"{format_duration(max(1, round(replayed.seconds)) * 10**9)}, replayed under every ttl. "
+        f"Recommended is the ttl that reads the source least while at most "
+        f"{limits.stale_share:.3g} of a group's answers are stale, none for longer than "
+        f"{limits.stale_age_s:g} s."
+    )
+    return (
+        f"<section><h2>Recommended</h2><p>{escape(words)}</p><div class='scroll'><table><thead>"
+        f"<tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>"
+    )
+
+
+def _change(now: Prediction, chosen: Prediction | None, show: Any) -> str:
+    before, after = show(now), "-" if chosen is None else show(chosen)
+    return before if before == after else f"{before} → {after}"
+
+
+def _stale(one: Prediction) -> str:
+    return "not known" if one.stale_share is None else f"{one.stale_share:.2%}"
+
+
+def _ttl(ttl_ns: int) -> str:
+    return format_duration(ttl_ns)
+
+
+def _section(
+    number: int,
+    forecast: GroupForecast,
+    said: Recommendation,
+    rooms: Sequence[Room],
+    limits: Limits,
+) -> str:
+    figure = _figure(forecast, said, rooms, limits)
+    drawn = figure.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        div_id=f"group-{number}",
+        config=_CONFIG,
+        default_width="100%",
+    )
+    words = f"{forecast.reads:,} reads of rows. " + (
+        "Nothing is kept: " if said.chosen is None else f"{_ttl(said.chosen.ttl_ns)}: "
+    )
+    words += said.why + "."
+    if said.event is not None:
+        words += (
+            f" With coherence: event and a ttl of {_ttl(said.event.ttl_ns)} the source is read "
+            f"{said.event.source_reads_s:,.1f} times a second and no answer is stale."
+        )
+    return f"<section><h2>{escape(forecast.name)}</h2><p>{escape(words)}</p>{drawn}</section>\n"
+
+
+def _figure(
+    forecast: GroupForecast, said: Recommendation, rooms: Sequence[Room], limits: Limits
+) -> go.Figure:
+    is_known = forecast.changes is not None
+    heights = [0.62, 0.38] if is_known else [1.0]
+    figure = make_subplots(
+        rows=len(heights), cols=1, shared_xaxes=True, row_heights=heights, vertical_spacing=0.06
+    )
+    own = EVENT if said.chosen is not None and said.chosen.coherence == EVENT else TTL
+    ends = [one.ttl_ns for one in forecast.predictions if 0 < one.ttl_ns < NO_LIMIT_NS] or [10**9]
+    # "none" stands to the right of all others
+    last_s = max(ends) / 1e9 * 3
+    for place, room in enumerate(rooms):
+        dash = _DASHES[place % len(_DASHES)]
+        name = f"memory {format_bytes(room.max_bytes)}"
+        figure.add_trace(
+            _line(forecast.of(room, own), f"hit rate, {name}", _HIT, dash, last_s), row=1, col=1
+        )
+        if place == 0 and own == TTL and forecast.of(room, EVENT):
+            figure.add_trace(
+                _line(forecast.of(room, EVENT), "coherence: event", _EVENT, "dot", last_s),
+                row=1,
+                col=1,
+            )
+    if is_known:
+        figure.add_trace(_stale_line(forecast.of(rooms[0], own), last_s), row=2, col=1)
+        figure.add_hline(
+            y=limits.stale_share, line={"color": _STALE, "width": 1, "dash": "dash"}, row=2, col=1
+        )
+        figure.update_yaxes(title="stale answers", tickformat=".2~%", rangemode="tozero", row=2)
+    for one, name, symbol in (
+        (forecast.now(rooms[0]), "now", "circle-open"),
+        (said.chosen, "recommended", "diamond"),
+    ):
+        if one is not None and one.ttl_ns:
+            figure.add_trace(_point(one, name, symbol, last_s), row=1, col=1)
+    ticks = sorted({_place(one.ttl_ns, last_s) for one in forecast.predictions if one.ttl_ns})
+    texts = {_place(one.ttl_ns, last_s): _ttl(one.ttl_ns) for one in forecast.predictions}
+    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[texts[tick] for tick in ticks])
+    figure.update_xaxes(title="ttl", row=len(heights))
+    figure.update_yaxes(title="answered from memory", tickformat=".0%", range=[0, 1.03], row=1)
+    figure.update_layout(
+        template="none",
+        height=460 if is_known else 340,
+        font={"family": _FONT, "size": 13, "color": _INK},
+        margin={"l": 70, "r": 24, "t": 64, "b": 56},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        hovermode="x unified",
+    )
+    figure.update_xaxes(gridcolor=_GRID, zeroline=False)
+    figure.update_yaxes(gridcolor=_GRID, zeroline=False)
+    return figure
+
+
+def _place(ttl_ns: int, last_s: float) -> float:
+    return last_s if ttl_ns >= NO_LIMIT_NS else ttl_ns / 1e9
+
+
+def _line(
+    found: Sequence[Prediction], name: str, color: str, dash: str, last_s: float
+) -> go.Scatter:
+    shown = [one for one in found if one.ttl_ns]
+    return go.Scatter(
+        x=[_place(one.ttl_ns, last_s) for one in shown],
+        y=[one.hit_rate for one in shown],
+        name=name,
+        mode="lines",
+        line={"color": color, "width": 2.2, "dash": dash},
+        customdata=[f"{one.source_reads_s:,.1f}" for one in shown],
+        hovertemplate="%{y:.2%}, source reads %{customdata}/s",
+    )
+
+
+def _stale_line(found: Sequence[Prediction], last_s: float) -> go.Scatter:
+    shown = [one for one in found if one.ttl_ns]
+    ages = [
+        f"half of them up to {one.stale_p50_s:,.1f} s, 99 % up to {one.stale_p99_s:,.1f} s, "
+        f"none above {one.stale_longest_s:,.1f} s"
+        for one in shown
+    ]
+    return go.Scatter(
+        x=[_place(one.ttl_ns, last_s) for one in shown],
+        y=[one.stale_share for one in shown],
+        name="stale answers",
+        mode="lines",
+        line={"color": _STALE, "width": 2.2},
+        customdata=ages,
+        hovertemplate="%{y:.3%} stale: %{customdata}",
+    )
+
+
+def _point(one: Prediction, name: str, symbol: str, last_s: float) -> go.Scatter:
+    return go.Scatter(
+        x=[_place(one.ttl_ns, last_s)],
+        y=[one.hit_rate],
+        name=f"{name}: {_ttl(one.ttl_ns)}",
+        mode="markers",
+        marker={"size": 12, "symbol": symbol, "color": _INK, "line": {"width": 2}},
+        hoverinfo="skip",
+    )
