@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from pipelines.bench.advice import advice
 from pipelines.bench.blobs import blobs
 from pipelines.bench.cases import CASES, traces
 from pipelines.bench.fleet import fleet
@@ -137,6 +138,10 @@ def main(
         if only in "warming":
             progress.update(task, description=(warming.__doc__ or "").strip().splitlines()[0])
             lines += warming(data, rounds, is_short=is_short)
+        progress.advance(task)
+        if only in "advice":
+            progress.update(task, description=(advice.__doc__ or "").strip().splitlines()[0])
+            lines += advice(data, rounds, is_short=is_short)
         progress.advance(task)
     found["seconds"] = f"{time.monotonic() - began:.0f}"
     _print(console, lines)

@@ -282,13 +282,12 @@ def _page(found: Advice) -> str:
 
 def _show(found: Advice) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
-    replayed, limits = found.replayed, found.limits
+    replayed = found.replayed
     span = format_duration(max(1, round(replayed.seconds)) * 10**9)
     console.print(
         f"{replayed.survey.requests:,} requests of {replayed.processes:,} "
         f"process{'' if replayed.processes == 1 else 'es'} in {span}; memory "
-        f"{format_bytes(found.room.max_bytes)} a process; at most {limits.stale_share:.3g} of the "
-        f"answers stale, none for longer than {limits.stale_age_s:g} s",
+        f"{format_bytes(found.room.max_bytes)} a process; at most {found.limits}",
         highlight=False,
         soft_wrap=True,
     )

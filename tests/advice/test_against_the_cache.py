@@ -46,6 +46,7 @@ def foretell(day: Day, tmp_path: Path, ttls: Sequence[str], entries: Sequence[in
         TrafficFiles(day.folder, day.repo.project),
         ReplaySpec(
             views,
+            frozenset(hot.policies()),
             hot.policies(),
             [parse_duration(ttl) for ttl in ttls],
             [Room(BIG, most) for most in entries],

@@ -106,14 +106,15 @@ def _overview(
     rows = []
     for name, forecast in replayed.groups.items():
         now, chosen = forecast.now(room), recommended[name].chosen
+        kept = chosen or next((one for one in forecast.of(room, TTL) if not one.ttl_ns), None)
         rows.append(
             (
                 name,
                 _ttl(now.ttl_ns),
                 "keep nothing" if chosen is None else _ttl(chosen.ttl_ns),
-                _change(now, chosen, lambda one: f"{one.hit_rate:.1%}"),
-                _change(now, chosen, lambda one: f"{one.source_reads_s:,.1f}/s"),
-                _change(now, chosen, _stale),
+                _change(now, kept, lambda one: f"{one.hit_rate:.1%}"),
+                _change(now, kept, lambda one: f"{one.source_reads_s:,.1f}/s"),
+                _change(now, kept, _stale),
                 format_bytes(forecast.size_bytes[room]),
             )
         )
@@ -125,9 +126,7 @@ def _overview(
         f"{replayed.survey.requests:,} requests of {replayed.processes:,} "
         f"process{'' if replayed.processes == 1 else 'es'} in "
         f"{format_duration(max(1, round(replayed.seconds)) * 10**9)}, replayed under every ttl. "
-        f"Recommended is the ttl that reads the source least while at most "
-        f"{limits.stale_share:.3g} of a group's answers are stale, none for longer than "
-        f"{limits.stale_age_s:g} s."
+        f"Recommended is the ttl that reads the source least with at most {limits}."
     )
     return (
         f"<section><h2>Recommended</h2><p>{escape(words)}</p><div class='scroll'><table><thead>"
@@ -155,6 +154,8 @@ def _section(
     rooms: Sequence[Room],
     limits: Limits,
 ) -> str:
+    # the deployment's own first: its line is the solid one
+    rooms = [rooms[0], *sorted(rooms[1:], key=lambda room: -room.max_bytes)]
     figure = _figure(forecast, said, rooms, limits)
     drawn = figure.to_html(
         full_html=False,
@@ -202,7 +203,11 @@ def _figure(
     if is_known:
         figure.add_trace(_stale_line(forecast.of(rooms[0], own), last_s), row=2, col=1)
         figure.add_hline(
-            y=limits.stale_share, line={"color": _STALE, "width": 1, "dash": "dash"}, row=2, col=1
+            y=limits.stale_share,
+            line={"color": _STALE, "width": 1, "dash": "dash"},
+            annotation={"text": "limit", "font": {"color": _STALE, "size": 12}},
+            row=2,
+            col=1,
         )
         figure.update_yaxes(title="stale answers", tickformat=".2~%", rangemode="tozero", row=2)
     for one, name, symbol in (
@@ -227,7 +232,7 @@ def _figure(
         hovermode="x unified",
     )
     figure.update_xaxes(gridcolor=_GRID, zeroline=False)
-    figure.update_yaxes(gridcolor=_GRID, zeroline=False)
+    figure.update_yaxes(gridcolor=_GRID, zeroline=False, title_standoff=14)
     return figure
 
 

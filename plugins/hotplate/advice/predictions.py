@@ -29,8 +29,9 @@ class ReplaySpec:
     """What is tried on a log.
 
     Attributes:
-        views: that are looked at.
-        policies: group -> its policy now.
+        views: that are kept in memory.
+        groups: that are looked at; the others only take their room.
+        policies: group -> its policy now, of those that are looked at.
         ttls_ns: that are tried for every group, besides its own.
         rooms: bounds of memory that are tried; the first one is that of the deployment.
         workers: so many processes instead of those of the log, each request to one of them by
@@ -41,6 +42,7 @@ class ReplaySpec:
     """
 
     views: Sequence[ViewSpec]
+    groups: frozenset[str]
     policies: Mapping[str, ResolvedPolicy]
     ttls_ns: Sequence[int]
     rooms: Sequence[Room]
@@ -158,7 +160,7 @@ def replay(
     count_from = files.begin + spec.skip_us
     survey = files.survey(sieve, count_from, progress)
     wanted = [view for view in spec.views if survey.reads.get(view.name)]
-    if not wanted:
+    if not any(view.group in spec.groups for view in wanted):
         _refuse(survey, spec)
     slots = Slots(wanted, sieve.chosen(), sieve.share)
     changes = Changes(slots) if changes_of is None else changes_of(slots, survey.begin, survey.end)
@@ -178,7 +180,7 @@ def replay(
     seconds = max(1e-6, (survey.end - count_from) / 1e6)
     return Replayed(
         survey,
-        {group: runs.forecast(group, seconds) for group in slots.spans},
+        {group: runs.forecast(group, seconds) for group in slots.spans if group in spec.groups},
         slots.share,
         trial.rooms,
         spec.workers or len(survey.processes),
@@ -189,13 +191,15 @@ def replay(
 
 def _refuse(survey: Survey, spec: ReplaySpec) -> None:
     read = ", ".join(sorted(survey.reads)) or "nothing"
-    known = ", ".join(sorted(view.name for view in spec.views)) or "none"
+    known = ", ".join(sorted(view.name for view in spec.views if view.group in spec.groups))
     raise AdviceError(
         f"the log holds no read of these feature views: {known}; what was read in that time: {read}"
     )
 
 
 def _lifetimes(spec: ReplaySpec, group: str) -> list[Lifetime]:
+    if group not in spec.groups:
+        return []
     policy = spec.policies[group]
     ttls = sorted({policy.ttl_ns, *spec.ttls_ns})
     return [Lifetime.of(policy, ttl_ns) for ttl_ns in ttls]

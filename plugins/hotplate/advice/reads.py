@@ -6,7 +6,6 @@ as a traffic log (another schema, cut short) are left out, and named.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,6 @@ __all__ = ["Reads", "Survey", "TrafficFiles", "Unit", "process_of", "rows_of"]
 _COLUMNS: Final = ("at", "request", "entity", "key", "views", "weight")
 _PROCESS: Final = re.compile(r"(?:traffic|changes)-(.+-\d+)-\d+\.parquet")
 _MOMENT: Final = pa.timestamp("us", "UTC")
-_log = logging.getLogger("hotplate.advice")
 
 
 def process_of(path: Path) -> str:
@@ -171,7 +169,6 @@ class TrafficFiles:
                 raise
             except (pa.ArrowException, OSError, ValueError) as error:
                 said = " ".join(str(error).split())[:200]
-                _log.warning("%s is left out: %s", path, said)
                 left_out.append(f"{path.name}: {said}")
         self.left_out = tuple(left_out)
         if not readable:

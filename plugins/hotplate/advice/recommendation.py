@@ -20,6 +20,9 @@ __all__ = ["Limits", "Recommendation", "enough", "recommend"]
 _AS_GOOD: Final = 1.01
 """Source reads within 1 % of the fewest are as few: the shorter ttl, the smaller memory wins."""
 
+_AS_OFTEN: Final = 0.005
+"""Hit rates within half a point of the highest are as high."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -33,6 +36,10 @@ class Limits:
 
     stale_share: float = 0.001
     stale_age_s: float = 30.0
+
+    def __str__(self) -> str:
+        share = f"{100 * self.stale_share:.3g} %"
+        return f"{share} of the answers stale, none for longer than {self.stale_age_s:g} s"
 
     def allow(self, one: Prediction) -> bool:
         """Whether answers under a policy are as fresh as they must be."""
@@ -77,25 +84,24 @@ def _cheapest(found: list[Prediction]) -> Prediction | None:
     if not found:
         return None
     least = min(one.source_reads_s for one in found)
-    return min(
-        (one for one in found if one.source_reads_s <= least * _AS_GOOD),
-        key=lambda one: one.ttl_ns,
-    )
+    few = [one for one in found if one.source_reads_s <= least * _AS_GOOD]
+    # what is read again in the background costs as much, and nobody waits for it
+    most = max(one.hit_rate for one in few)
+    return min((one for one in few if one.hit_rate >= most - _AS_OFTEN), key=lambda one: one.ttl_ns)
 
 
 def _why(
     forecast: GroupForecast, chosen: Prediction | None, tried: list[Prediction], limits: Limits
 ) -> str:
-    limit = f"{limits.stale_share:.3g} of the answers, {limits.stale_age_s:g} s"
     if chosen is None:
-        return f"no ttl that was tried keeps to the limit ({limit})"
+        return f"no ttl that was tried keeps to the limit: {limits}"
     if forecast.changes is None:
         return "when its rows change is not known: the ttl is no longer than answers may be stale"
     if chosen.coherence == EVENT:
         return "what changes is dropped at once: a longer ttl spares no more reads"
     longer = [one for one in tried if one.ttl_ns > chosen.ttl_ns]
     if longer and not limits.allow(longer[0]):
-        return f"the next longer ttl is past the limit ({limit})"
+        return f"the next longer ttl is past the limit: {limits}"
     return "a longer ttl spares no more reads"
 
 

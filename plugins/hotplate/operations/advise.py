@@ -139,14 +139,19 @@ class Advising:
             PolicyError: the policies contradict each other.
         """
         self._notes = []
-        views = self._views(spec)
+        wanted = self._wanted(spec)
         policies = {
-            group: self._layers.resolve(group, self._tagged[group])
-            for group in {view.group for view in views}
+            group: self._layers.resolve(group, said) for group, said in self._tagged.items()
         }
-        views = [view for view in views if not policies[view.group].is_never]
-        if not views:
+        wanted = frozenset(group for group in wanted if not policies[group].is_never)
+        if not wanted:
             raise AdviceError("none of these groups may be cached: there is nothing to try")
+        # all that is kept takes room in the same memory
+        views = [
+            view
+            for view in self._views(spec)
+            if view.group in wanted or policies[view.group].is_cached
+        ]
         log, files = self.files(spec)
         rooms = self._rooms(spec)
         seconds = (max(unit.end for unit in files.units) - files.begin) / 1e6
@@ -155,6 +160,7 @@ class Advising:
             files,
             ReplaySpec(
                 views,
+                wanted,
                 policies,
                 spec.ttls_ns or [ttl for ttl in TTLS_NS if ttl <= seconds * 1e9 / 4],
                 rooms,
@@ -186,7 +192,8 @@ class Advising:
 
     # -- what is looked at ------------------------------------------------------------------------
 
-    def _views(self, spec: AdvisingSpec) -> list[ViewSpec]:
+    def _wanted(self, spec: AdvisingSpec) -> frozenset[str]:
+        """The groups that are asked about: a ttl is a group's, also where one view is named."""
         names = {*self._group_of, *self._group_of.values()}
         for name in (*spec.groups, *spec.row_bytes):
             if name not in names:
@@ -194,13 +201,15 @@ class Advising:
                     f"there is no group and no feature view {name!r}; there are: "
                     f"{', '.join(sorted(set(self._group_of.values())))}"
                 )
-        # a ttl is a group's: where one of its views is named, all of them are looked at
-        groups = {self._group_of.get(name, name) for name in spec.groups}
+        groups = {name if name in self._tagged else self._group_of[name] for name in spec.groups}
+        return frozenset(groups or self._tagged)
+
+    def _views(self, spec: AdvisingSpec) -> list[ViewSpec]:
         found = []
         for name, table in self._tables.items():
-            group = self._group_of[name]
-            if (groups and group not in groups) or not table.features:
+            if not table.features:
                 continue
+            group = self._group_of[name]
             size = spec.row_bytes.get(group, spec.row_bytes.get(name)) or self._row_bytes(table)
             found.append(ViewSpec(name, group, ",".join(declared_shape(table).join_keys), size))
         return found
@@ -337,12 +346,10 @@ class Advising:
         for group, views in self._tagged.items():
             checked.resolve(group, views)
         text = yaml.safe_dump({"ttl_map": said}, sort_keys=False, allow_unicode=True)
-        limits = advice.limits
         head = [
             "# Put this in the place of ttl_map under online_store in feature_store.yaml.",
             f"# From {advice.log}: {advice.replayed.survey.requests:,} requests in "
-            f"{format_duration(round(advice.replayed.seconds) * 10**9)}; stale at most "
-            f"{limits.stale_share:.3g} of the answers, {limits.stale_age_s:g} s",
+            f"{format_duration(round(advice.replayed.seconds) * 10**9)}; at most {advice.limits}",
         ]
         return "\n".join([*head, *lines, text])
 
@@ -370,9 +377,16 @@ class Advising:
 
 
 def _told(policy: ResolvedPolicy, one: Recommendation) -> str:
-    now = format_duration(policy.ttl_ns)
-    if one.chosen is None:
-        return f"now {now}; {one.why}"
-    chosen = one.chosen
-    stale = "" if chosen.stale_share is None else f", {chosen.stale_share:.2%} stale"
-    return f"now {now}; {chosen.hit_rate:.1%} from memory, {chosen.source_reads_s:,.1f}/s{stale}"
+    text = f"now {format_duration(policy.ttl_ns)}; "
+    chosen, event = one.chosen, one.event
+    if chosen is None:
+        text += one.why
+    else:
+        text += f"{chosen.hit_rate:.1%} from memory, {chosen.source_reads_s:,.1f} source reads/s"
+        text += "" if chosen.stale_share is None else f", {chosen.stale_share:.2%} stale"
+    if event is not None:
+        text += (
+            f"; with {{ttl: {format_duration(event.ttl_ns)}, coherence: event}} "
+            f"{event.source_reads_s:,.1f}/s and nothing stale"
+        )
+    return text

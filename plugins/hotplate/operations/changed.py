@@ -5,7 +5,6 @@ What is read becomes entities as numbers and moments, a bounded number of rows a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -37,7 +36,6 @@ _COLUMNS: Final = ("at", "view", "entity", "key")
 _ROWS: Final = 500_000
 _EARLIER: Final = timedelta(days=7)
 _MOMENT: Final = pa.timestamp("us", "UTC")
-_log = logging.getLogger("hotplate.advice")
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,6 @@ class LogFolder:
                         self._note(source, into, pa.table(batch), process_of(path), begin, end)
             except (pa.ArrowException, OSError, ValueError) as error:
                 said = " ".join(str(error).split())[:200]
-                _log.warning("%s is left out: %s", path, said)
                 left_out.append(f"{path.name} is left out: {said}")
         return left_out
 
