@@ -165,6 +165,9 @@ def test_a_ttl_is_recommended_that_keeps_to_the_limits(deployed: Deployed) -> No
     unknown = numbers(advise(repo, *args[:2], *args[4:], "--stale-age", "12s"))
     assert unknown["groups"]["profile"]["recommended"]["ttl"] == "12s"
     assert any("not known when its rows change" in note for note in unknown["notes"])
+    assert unknown["groups"]["profile"]["event"] is None
+    both = numbers(advise(repo, "--json", "--ttls", "45s", "--changes", f"profile={path}"))
+    assert both["groups"]["counts"]["event"] is None, "of another group it is known"
     never = numbers(advise(repo, *args, "--stale-share", "0", "--stale-age", "0s"))
     assert never["groups"]["profile"]["recommended"]["ttl"] == "5s"
 

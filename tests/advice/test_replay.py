@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotplate.advice.changes import ChangeTimes
-from hotplate.advice.entities import Slots, ViewSpec
+from hotplate.advice.entities import Chosen, Slots, ViewSpec
 from hotplate.advice.lifetimes import Lifetime
 from hotplate.advice.lru import Room
 from hotplate.advice.replay import EVENT, TTL, Memory, Tallies, Trial
@@ -29,7 +29,7 @@ END = BEGIN + 60_000_000
 
 def slots() -> Slots:
     numbers = np.arange(ENTITIES, dtype=np.uint64) * np.uint64(1 << 60)
-    return Slots(VIEWS, {"user_id": numbers, "shop_id": numbers})
+    return Slots(VIEWS, {"user_id": Chosen.of(numbers), "shop_id": Chosen.of(numbers)})
 
 
 def requests(size: int) -> st.SearchStrategy[list[list[Read]]]:

@@ -4,10 +4,13 @@ An entity is the first 64 bits of its hash in the traffic log, so a log with pla
 hashed ids have the same entities. The state of an entity in a view is a *slot*, a number from 0 on;
 those of one view follow each other, and so do the views of one group.
 
-Where there are more entities than may be counted, those whose number is below a threshold are
-replayed, all reads of each: a random part of the entities, the same in every view and process,
-instead of a random part of the reads, which says nothing about how often an entity comes back
-(SHARDS; Waldspurger et al., FAST 2015). The threshold falls by half whenever there are too many.
+Where there are more entities than may be replayed, the hottest are, and of the others those whose
+number is below a threshold, all reads of each: a random part of the entities, the same in every
+view and process, instead of a random part of the reads, which says nothing about how often an
+entity comes back (SHARDS; Waldspurger et al., FAST 2015). The threshold falls by half whenever
+there are too many. Each of these stands for as many as it was chosen from: that is its weight. The
+hottest, each of which makes a part of the result by itself, are not left to chance; they are found
+as in `hotplate.warming.selection` (Misra and Gries, 1982).
 """
 
 from __future__ import annotations
@@ -21,9 +24,20 @@ import numpy.typing as npt
 
 from hotplate.warming.traffic import hash_of
 
-__all__ = ["ALL", "Entities", "Ints", "Sieve", "Slots", "ViewSpec", "numbers_of"]
+__all__ = [
+    "ALL",
+    "Chosen",
+    "Entities",
+    "Floats",
+    "Ints",
+    "Sieve",
+    "Slots",
+    "ViewSpec",
+    "numbers_of",
+]
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Entities = npt.NDArray[np.uint64]
 
 ALL: Final = 1 << 64
@@ -72,6 +86,24 @@ def numbers_of(keys: Sequence[str], project: str) -> Entities:
     return found
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The entities of one kind that are replayed.
+
+    Attributes:
+        entities: sorted.
+        weights: float64 (entities,), for how many each stands.
+    """
+
+    entities: Entities
+    weights: Floats
+
+    @classmethod
+    def of(cls, entities: Entities) -> Chosen:
+        """All there are."""
+        return cls(entities, np.ones(len(entities)))
+
+
 class Sieve:
     """Which entities are replayed: all of them, or as many as fit.
 
@@ -79,46 +111,86 @@ class Sieve:
         most: entities at the most, of all kinds together.
 
     Attributes:
-        threshold: entities below it are replayed.
+        share: of the entities that are not among the hottest, those that are replayed.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kinds: dict[str, list[Entities]] = {}
+        self._threshold = ALL
+        self._below: dict[str, list[Entities]] = {}
         self._waiting = 0
-        self.threshold = ALL
+        self._hot: dict[str, list[tuple[Entities, Ints]]] = {}
+        self._hot_waiting = 0
 
     def add(self, kind: str, entities: Entities) -> None:
-        """Note entities of a kind, which may have been noted before."""
-        kept = self._below(entities)
-        self._kinds.setdefault(kind, []).append(kept)
-        self._waiting += len(kept)
+        """Note entities of a kind that were read, as often as they were."""
+        distinct, counts = np.unique(entities, return_counts=True)
+        below = self._under(distinct)
+        self._below.setdefault(kind, []).append(below)
+        self._hot.setdefault(kind, []).append((distinct, counts.astype(np.int64)))
+        self._waiting += len(below)
+        self._hot_waiting += len(distinct)
         if self._waiting > 2 * self._most:
             self._settle()
+        if self._hot_waiting > 2 * self._most:
+            self._settle_hot()
 
-    def _below(self, entities: Entities) -> Entities:
-        if self.threshold == ALL:
+    def _under(self, entities: Entities) -> Entities:
+        if self._threshold == ALL:
             return entities
-        return entities[entities < np.uint64(self.threshold)]
+        return entities[entities < np.uint64(self._threshold)]
 
     def _settle(self) -> None:
-        for kind, parts in self._kinds.items():
-            self._kinds[kind] = [np.unique(np.concatenate(parts))]
-        while sum(len(parts[0]) for parts in self._kinds.values()) > self._most:
-            self.threshold //= 2
-            for kind, parts in self._kinds.items():
-                self._kinds[kind] = [self._below(parts[0])]
-        self._waiting = sum(len(parts[0]) for parts in self._kinds.values())
+        """Lower the threshold until few enough are below it."""
+        for kind, parts in self._below.items():
+            self._below[kind] = [np.unique(np.concatenate(parts))]
+        # until it has fallen, the hottest are among them
+        while sum(len(parts[0]) for parts in self._below.values()) > self._most // (
+            1 if self._threshold == ALL else 2
+        ):
+            self._threshold //= 2
+            for kind, parts in self._below.items():
+                self._below[kind] = [self._under(parts[0])]
+        self._waiting = sum(len(parts[0]) for parts in self._below.values())
 
-    def chosen(self) -> dict[str, Entities]:
-        """Kind -> its entities, sorted."""
-        self._settle()
-        return {kind: parts[0] for kind, parts in self._kinds.items()}
+    def _settle_hot(self) -> None:
+        """Leave the hottest; what is taken from their counts is the same of all."""
+        merged = {kind: _counted(parts) for kind, parts in self._hot.items()}
+        most = self._most // 2
+        if sum(len(counts) for _, counts in merged.values()) > most:
+            every = np.concatenate([counts for _, counts in merged.values()])
+            least = np.partition(every, len(every) - most - 1)[-most - 1]
+            merged = {
+                kind: (entities[counts > least], counts[counts > least] - least)
+                for kind, (entities, counts) in merged.items()
+            }
+        self._hot = {kind: [pair] for kind, pair in merged.items()}
+        self._hot_waiting = sum(len(counts) for _, counts in merged.values())
 
     @property
     def share(self) -> float:
-        """Of all entities, those that are replayed."""
-        return self.threshold / ALL
+        return self._threshold / ALL
+
+    def chosen(self) -> dict[str, Chosen]:
+        """Kind -> its entities."""
+        self._settle()
+        if self._threshold == ALL:
+            return {kind: Chosen.of(parts[0]) for kind, parts in self._below.items()}
+        self._settle_hot()
+        found = {}
+        for kind, parts in self._below.items():
+            hot = self._hot[kind][0][0]
+            entities = np.union1d(hot, parts[0])
+            weights = np.where(np.isin(entities, hot), 1.0, 1 / self.share)
+            found[kind] = Chosen(entities, weights)
+        return found
+
+
+def _counted(parts: Sequence[tuple[Entities, Ints]]) -> tuple[Entities, Ints]:
+    entities = np.concatenate([entities for entities, _ in parts])
+    distinct, place = np.unique(entities, return_inverse=True)
+    counts = np.bincount(place, np.concatenate([counts for _, counts in parts]), len(distinct))
+    return distinct, counts.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -143,18 +215,20 @@ class Slots:
 
     Args:
         views: those that are replayed.
-        kinds: join keys, with commas -> its entities, sorted.
-        share: of all entities, those that are here.
+        kinds: join keys, with commas -> its entities.
+        share: of the entities that are not among the hottest, those that are here.
 
     Attributes:
         count: how many slots there are.
         share: as given.
         views: by group, in the order of their slots.
         spans: group -> its slots.
+        weights: float64 (count,), for how many rows each stands.
+        sizes: float64 (count,), bytes of these.
     """
 
     def __init__(
-        self, views: Iterable[ViewSpec], kinds: Mapping[str, Entities], share: float = 1.0
+        self, views: Iterable[ViewSpec], kinds: Mapping[str, Chosen], share: float = 1.0
     ) -> None:
         self.share = share
         self.views = sorted(views, key=lambda view: (view.group, view.name))
@@ -162,17 +236,23 @@ class Slots:
         self._base: dict[str, int] = {}
         self.spans: dict[str, slice] = {}
         self.count = 0
+        weights, sizes = [np.zeros(0)], [np.zeros(0)]
         for view in self.views:
             self._base[view.name] = self.count
             begin = self.spans[view.group].start if view.group in self.spans else self.count
             self.count += len(self.entities(view))
             self.spans[view.group] = slice(begin, self.count)
-        sizes = [np.full(len(self.entities(view)), view.row_bytes) for view in self.views]
-        self.sizes: Ints = np.concatenate([np.zeros(0, np.int64), *sizes]).astype(np.int64)
+            weights.append(self._chosen(view).weights)
+            sizes.append(view.row_bytes * weights[-1])
+        self.weights: Floats = np.concatenate(weights)
+        self.sizes: Floats = np.concatenate(sizes)
+
+    def _chosen(self, view: ViewSpec) -> Chosen:
+        return self._kinds.get(view.entity) or Chosen.of(np.zeros(0, np.uint64))
 
     def entities(self, view: ViewSpec) -> Entities:
         """The entities of a view, sorted."""
-        return self._kinds.get(view.entity, np.zeros(0, np.uint64))
+        return self._chosen(view).entities
 
     def base(self, view: str) -> int:
         """The first slot of a view."""
@@ -185,9 +265,10 @@ class Slots:
 
     def places(self, entity: str, entities: Entities) -> Ints:
         """Places of entities among those of their kind; -1 where one is not replayed."""
-        known = self._kinds.get(entity)
-        if known is None or not len(known):
+        chosen = self._kinds.get(entity)
+        if chosen is None or not len(chosen.entities):
             return np.full(len(entities), -1, np.int64)
+        known = chosen.entities
         place = np.minimum(np.searchsorted(known, entities), len(known) - 1)
         return np.where(known[place] == entities, place, -1).astype(np.int64)
 

@@ -37,8 +37,8 @@ class Room:
 
     def holds(self, slots: Slots) -> bool:
         """Whether nothing is ever pushed out."""
-        fits = int(slots.sizes.sum()) <= self.max_bytes * slots.share
-        return fits and slots.count <= self.max_entries * slots.share
+        fits = float(slots.sizes.sum()) <= self.max_bytes
+        return fits and float(slots.weights.sum()) <= self.max_entries
 
 
 def telling(rooms: Sequence[Room], slots: Slots) -> list[Room]:
@@ -59,16 +59,16 @@ class LeastRecent:
     """The rows in one process's memory, by their slots.
 
     Args:
-        room: its bound; where only a share of the entities is replayed, they get that share of it.
-        slots: their sizes.
+        room: its bound.
+        slots: their sizes; one that stands for several takes the room of all of them.
     """
 
     def __init__(self, room: Room, slots: Slots) -> None:
-        self._most_bytes = room.max_bytes * slots.share
-        self._most_entries = room.max_entries * slots.share
-        self._sizes: list[int] = slots.sizes.tolist()
+        self._room = room
+        self._sizes: list[float] = slots.sizes.tolist()
+        self._weights: list[float] = slots.weights.tolist()
         self._rows: OrderedDict[int, None] = OrderedDict()
-        self._bytes = 0
+        self._bytes = self._entries = 0.0
 
     def run(self, steps: Sequence[int], ends: Sequence[bool]) -> list[int]:
         """Read and drop rows, one after the other.
@@ -80,7 +80,7 @@ class LeastRecent:
         Returns:
             Places of the reads that found no row.
         """
-        rows, sizes = self._rows, self._sizes
+        rows, sizes, weights = self._rows, self._sizes, self._weights
         touch = rows.move_to_end
         absent: list[int] = []
         missing: list[int] = []
@@ -89,6 +89,7 @@ class LeastRecent:
                 if ~slot in rows:
                     del rows[~slot]
                     self._bytes -= sizes[~slot]
+                    self._entries -= weights[~slot]
             else:
                 try:
                     touch(slot)
@@ -101,13 +102,17 @@ class LeastRecent:
         return absent
 
     def _fill(self, missing: Sequence[int]) -> None:
-        rows, sizes, size = self._rows, self._sizes, self._bytes
+        rows, sizes, weights, room = self._rows, self._sizes, self._weights, self._room
+        size, entries = self._bytes, self._entries
         for slot in missing:
             rows[slot] = None
             size += sizes[slot]
-            while rows and (len(rows) > self._most_entries or size > self._most_bytes):
-                size -= sizes[rows.popitem(last=False)[0]]
-        self._bytes = size
+            entries += weights[slot]
+            while rows and (entries > room.max_entries or size > room.max_bytes):
+                oldest = rows.popitem(last=False)[0]
+                size -= sizes[oldest]
+                entries -= weights[oldest]
+        self._bytes, self._entries = size, entries
 
     def held(self) -> Ints:
         """The slots of the rows in it now."""

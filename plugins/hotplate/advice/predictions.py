@@ -122,7 +122,7 @@ class Replayed:
     Attributes:
         survey: what it holds.
         groups: that were read in it, by name.
-        share: of all entities, those that were replayed.
+        share: of the entities that are not among the hottest, those that were replayed.
         rooms: the bounds that were tried.
         processes: how many memories there were.
         seconds: of the log that count.
@@ -254,10 +254,10 @@ class _Runs:
             for room in range(len(self._trial.rooms)):
                 for group, held in memory.held(coherence, room).items():
                     key = (group, coherence, room)
-                    size = round(int(slots.sizes[held].sum()) / slots.share)
+                    size = round(float(slots.sizes[held].sum()))
                     if size >= self._bytes.get(key, -1):
                         self._bytes[key] = size
-                        self._entries[key] = round(len(held) / slots.share)
+                        self._entries[key] = round(float(slots.weights[held].sum()))
 
     def forecast(self, group: str, seconds: float) -> GroupForecast:
         """What was counted of a group."""
@@ -274,7 +274,7 @@ class _Runs:
         if group in self._trial.changed:
             span = self._trial.slots.spans[group]
             per_slot = self._trial.changes.of_slots(self._trial.slots.count)[span]
-            changes = round(int(per_slot.sum()) / self._trial.slots.share)
+            changes = round(float((per_slot * self._trial.slots.weights[span]).sum()))
         return GroupForecast(
             group,
             self._spec.policies[group],
@@ -292,18 +292,16 @@ class _Runs:
         self, candidate: Candidate, tally: Tally, reads: int, seconds: float
     ) -> Prediction:
         share = self._trial.slots.share
-        # all reads are known, of misses a part: hot entities, of which a part may hold too many or
-        # too few, miss seldom
-        misses = min(reads, tally.misses / share)
+        misses = min(reads, tally.misses)
         error = 0.0
         if share < 1:
             deviation = float(np.sqrt(len(tally.by_bucket) * tally.by_bucket.var(ddof=1)))
-            error = 2 * deviation * float(np.sqrt(1 - share)) / share / max(1, reads)
+            error = 2 * deviation * float(np.sqrt(1 - share)) / max(1, reads)
         stale: float | None = None
         if candidate.coherence == EVENT:
             stale = 0.0
         elif candidate.group in self._trial.changed:
-            stale = tally.ages.count / share / max(1, reads)
+            stale = min(1.0, tally.ages.count / max(1, reads))
         ages = tally.ages
         return Prediction(
             candidate.lifetime.ttl_ns,
@@ -311,7 +309,7 @@ class _Runs:
             self._trial.rooms[candidate.room],
             1 - misses / max(1, reads),
             error,
-            tally.loads / share / seconds,
+            tally.loads / seconds,
             stale,
             ages.quantile_us(0.5) / 1e6,
             ages.quantile_us(0.99) / 1e6,

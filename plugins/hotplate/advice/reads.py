@@ -289,7 +289,7 @@ class TrafficFiles:
             for number, kind in enumerate(self._kinds):
                 of_kind = reads.entity[reads.kind == number]
                 if len(of_kind):
-                    sieve.add(kind, np.unique(of_kind))
+                    sieve.add(kind, of_kind)
             if len(reads):
                 begin, end = min(begin, int(reads.at.min())), max(end, int(reads.at.max()))
                 # requests of a process are numbered as they come

@@ -223,6 +223,8 @@ class Memory:
             own = slice(int(begin), int(end))
             part = _Part.of(at_sorted[own], slot_sorted[own], trial.count_from, chance[own])
             for coherence in trial.coherences:
+                if coherence == EVENT and group not in trial.changed:
+                    continue  # it would look as if nothing of it ever changed
                 dropped = self._dropped(coherence, part)
                 for room in range(len(trial.rooms)):
                     forced = dropped
@@ -268,10 +270,9 @@ class Memory:
             counted = int(np.count_nonzero(part.counts))
             tally.reads += counted
             if not lifetime.ttl_ns:
-                tally.misses += counted
-                tally.loads += counted
-                if self._buckets is not None:
-                    self._note_buckets(tally, part.slot[part.counts])
+                slots = part.slot[part.counts]
+                tally.loads += self._weight(slots)
+                self._note_misses(tally, slots)
                 continue
             kept = self._kept.get(candidate)
             if kept is None:
@@ -305,10 +306,8 @@ class Memory:
                 age = part.at[loads] - np.maximum(at_before, part.first_us - FAR // 2)
                 is_miss = forced[loads] | (age > lifetime.expiry_us(chance_before))
             counts = part.counts[loads]
-            tally.loads += int(np.count_nonzero(counts))
-            tally.misses += int(np.count_nonzero(counts & is_miss))
-            if self._buckets is not None:
-                self._note_buckets(tally, part.slot[loads[counts & is_miss]])
+            tally.loads += self._weight(part.slot[loads[counts]])
+            self._note_misses(tally, part.slot[loads[counts & is_miss]])
             is_last = np.append(ranks[1:] != ranks[:-1], True)
             last = loads[is_last]
             kept.at[part.slot[last] - kept.base] = part.at[last]
@@ -318,9 +317,21 @@ class Memory:
         if is_judged:
             self._judge(tally, part, loads, is_miss, kept_at)
 
-    def _note_buckets(self, tally: Tally, slots: Ints) -> None:
-        assert self._buckets is not None
-        tally.by_bucket += np.bincount(self._buckets[slots], minlength=len(tally.by_bucket))
+    def _weight(self, slots: Ints) -> float:
+        """For how many rows these stand."""
+        if self._buckets is None:
+            return float(len(slots))
+        return float(self._trial.slots.weights[slots].sum())
+
+    def _note_misses(self, tally: Tally, slots: Ints) -> None:
+        tally.misses += self._weight(slots)
+        if self._buckets is not None:
+            # what is not left to chance cannot be off
+            weights = self._trial.slots.weights[slots]
+            chance = weights > 1
+            tally.by_bucket += np.bincount(
+                self._buckets[slots[chance]], weights[chance], len(tally.by_bucket)
+            )
 
     def _judge(self, tally: Tally, part: _Part, loads: Ints, is_miss: Flags, kept_at: Ints) -> None:
         """Count the stale answers among reads whose slot changed at some time."""
@@ -341,7 +352,9 @@ class Memory:
         at = part.at[reads]
         missed = self._trial.changes.after(part.slot[reads], loaded_at)
         is_stale = at >= missed
-        tally.ages.add((at - missed)[is_stale])
+        tally.ages.add(
+            (at - missed)[is_stale], self._trial.slots.weights[part.slot[reads[is_stale]]]
+        )
 
     def held(self, coherence: str, room: int) -> dict[str, Ints]:
         """Group -> the slots of its rows that are in memory now, fresh or not."""

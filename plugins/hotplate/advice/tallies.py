@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from hotplate.advice.entities import Ints
+from hotplate.advice.entities import Floats, Ints
 
 __all__ = ["Ages", "Tally"]
 
@@ -20,22 +19,22 @@ class Ages:
     """Ages in bins that are 3 % wide, from a microsecond to 400 years.
 
     Attributes:
-        count: how many.
+        count: how many, by their weights.
         longest_us: the greatest, exactly.
     """
 
     def __init__(self) -> None:
-        self._bins = np.zeros(_BINS, np.int64)
-        self.count = 0
+        self._bins = np.zeros(_BINS)
+        self.count = 0.0
         self.longest_us = 0
 
-    def add(self, ages_us: Ints) -> None:
-        """Count ages, microseconds, none below 0."""
+    def add(self, ages_us: Ints, weights: Floats) -> None:
+        """Count ages, microseconds, none below 0, each as often as its weight says."""
         if not len(ages_us):
             return
         places = (np.log1p(ages_us.astype(np.float64)) / _GROWTH).astype(np.int64)
-        self._bins += np.bincount(np.minimum(places, _BINS - 1), minlength=_BINS)
-        self.count += len(ages_us)
+        self._bins += np.bincount(np.minimum(places, _BINS - 1), weights, _BINS)
+        self.count += float(weights.sum())
         self.longest_us = max(self.longest_us, int(ages_us.max()))
 
     def quantile_us(self, share: float) -> int:
@@ -51,15 +50,15 @@ class Tally:
     """Counts of one group under one candidate.
 
     Attributes:
-        reads: of rows, of the entities that are replayed.
-        misses: reads that had to wait for the source.
-        loads: rows read from the source, in the background too.
+        reads: of rows that were replayed and count.
+        misses: reads that had to wait for the source, by the weights of their rows.
+        loads: rows read from the source, in the background too, by their weights.
         ages: of stale answers: since the first change that they did not show.
-        by_bucket: misses, by the entity's bucket.
+        by_bucket: misses of rows that stand for others, by the entity's bucket.
     """
 
     reads: int = 0
-    misses: int = 0
-    loads: int = 0
+    misses: float = 0.0
+    loads: float = 0.0
     ages: Ages = field(default_factory=Ages)
-    by_bucket: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(32, np.int64))
+    by_bucket: Floats = field(default_factory=lambda: np.zeros(32))

@@ -305,8 +305,8 @@ class Advising:
             )
         if replayed.share < 1:
             notes.append(
-                f"{replayed.share:.1%} of the entities were replayed, all reads of each; what that "
-                "may be off by stands beside the hit rate"
+                f"the hottest entities and {replayed.share:.1%} of the others were replayed, all "
+                "reads of each; what that may be off by stands beside the hit rate"
             )
         for name, forecast in replayed.groups.items():
             if forecast.changes is None:
