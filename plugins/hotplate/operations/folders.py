@@ -26,7 +26,8 @@ def _folders(settings: Any) -> Iterator[tuple[str, Path, int]]:
     if settings.blobs is not None:
         yield "blobs", Path(settings.blobs.folder), settings.blobs.max_bytes
     if settings.traffic is not None:
-        yield "traffic", Path(settings.traffic.folder), settings.traffic.max_bytes
+        logs = 2 if settings.traffic.changes else 1
+        yield "traffic", Path(settings.traffic.folder), logs * settings.traffic.max_bytes
     if settings.preload is not None:
         yield "preload", Path(settings.preload.folder), _LITTLE
 
