@@ -59,7 +59,39 @@ ROOMS = st.builds(
 )
 
 
+# few slots, and moments and lifetimes of half a second: so that an age is just the ttl
+HALVES = st.integers(0, 12).map(lambda half: BEGIN + half * 500_000)
+CLOSE_REQUESTS = st.lists(
+    st.tuples(HALVES, st.sampled_from([0, ENTITIES, 2 * ENTITIES])).map(lambda one: [one]),
+    max_size=25,
+)
+CLOSE_LIFETIMES = st.builds(
+    lambda ttl, renewed: Lifetime(ttl * 500_000_000, 0.0, min(ttl, renewed) * 500_000_000),
+    st.integers(1, 5),
+    st.integers(0, 2),
+)
+
+
 @settings(max_examples=300, deadline=None)
+@given(
+    parts=st.lists(CLOSE_REQUESTS, min_size=1, max_size=2),
+    changes=st.lists(st.tuples(HALVES, st.sampled_from([0, ENTITIES, 2 * ENTITIES])), max_size=8),
+    own=st.lists(st.booleans(), min_size=8, max_size=8),
+    lifetimes=st.lists(CLOSE_LIFETIMES, min_size=1, max_size=2, unique=True),
+    rooms=st.lists(ROOMS, min_size=1, max_size=2, unique=True),
+)
+def test_it_counts_alike_where_all_happens_at_once(
+    parts: list[list[list[Read]]],
+    changes: list[Read],
+    own: list[bool],
+    lifetimes: list[Lifetime],
+    rooms: list[Room],
+) -> None:
+    """Reads, changes and ends of lives of the same moment."""
+    compare(parts, changes, own, lifetimes, rooms, 0)
+
+
+@settings(max_examples=200, deadline=None)
 @given(
     parts=st.lists(requests(40), min_size=1, max_size=4),
     changes=moments(30),
@@ -77,6 +109,17 @@ def test_a_replay_counts_what_a_dict_and_a_clock_count(
     skip_us: int,
 ) -> None:
     """Hits, loads and every stale answer's age, for each ttl, bound and coherence."""
+    compare(parts, changes, own, lifetimes, rooms, skip_us)
+
+
+def compare(
+    parts: list[list[list[Read]]],
+    changes: list[Read],
+    own: list[bool],
+    lifetimes: list[Lifetime],
+    rooms: list[Room],
+    skip_us: int,
+) -> None:
     asked = sorted((one for part in parts for one in part), key=lambda one: one[0][0])
     ordered, at = [], 0
     for part in parts:
