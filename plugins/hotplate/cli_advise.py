@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,6 +83,16 @@ def _row_bytes(
             raise click.BadParameter(f"{text!r}: write GROUP=400", context, parameter)
         found[name] = int(size)
     return found
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ctrl-C is a line and exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("hotplate: stopped; nothing was changed", err=True)
+        raise SystemExit(130) from None
 
 
 @click.command()
@@ -195,12 +206,12 @@ def advise(
     is read, and how many answers are stale. Recommends the ttl that reads the source least within
     the limits. Changes nothing. Ctrl-C stops it with exit code 130.
     """
-    from hotplate import of
-    from hotplate.advice.recommendation import Limits
-    from hotplate.operations.advise import Advising, AdvisingSpec
+    with told(), _stoppable():
+        from hotplate import of
+        from hotplate.advice.recommendation import Limits
+        from hotplate.operations.advise import Advising, AdvisingSpec
 
-    store = open_store(chdir)
-    with told():
+        store = open_store(chdir)
         advising = Advising(store, of(store).runtime)
         spec = AdvisingSpec(
             log,
@@ -216,16 +227,12 @@ def advise(
             workers,
             entities,
         )
-        try:
-            with named():
-                found = _found(advising, spec)
-            if html is not None:
-                _write(html, _page(found), "Page")
-            if ttl_map is not None:
-                _write(ttl_map, advising.ttl_map(found), "TTL map")
-        except KeyboardInterrupt:
-            click.echo("hotplate: stopped; nothing was changed", err=True)
-            raise SystemExit(130) from None
+        with named():
+            found = _found(advising, spec)
+        if html is not None:
+            _write(html, _page(found), "Page")
+        if ttl_map is not None:
+            _write(ttl_map, advising.ttl_map(found), "TTL map")
     if as_json:
         click.echo(json.dumps(_said(found), indent=2))
     else:

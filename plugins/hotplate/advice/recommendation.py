@@ -14,6 +14,7 @@ from typing import Final
 from hotplate.advice.lru import Room
 from hotplate.advice.predictions import GroupForecast, Prediction, Replayed
 from hotplate.advice.replay import EVENT, TTL
+from hotplate.durations import format_duration
 
 __all__ = ["Limits", "Recommendation", "enough", "recommend"]
 
@@ -39,7 +40,8 @@ class Limits:
 
     def __str__(self) -> str:
         share = f"{100 * self.stale_share:.3g} %"
-        return f"{share} of the answers stale, none for longer than {self.stale_age_s:g} s"
+        age = format_duration(round(self.stale_age_s * 1e9))
+        return f"{share} of the answers stale, none for longer than {age}"
 
     def allow(self, one: Prediction) -> bool:
         """Whether answers under a policy are as fresh as they must be."""
