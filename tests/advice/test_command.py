@@ -319,5 +319,12 @@ def test_the_change_log_has_what_this_process_changed(deployed: Deployed) -> Non
         ("profile", "user_id", key[5]),
         ("profile", "", None),
     ]
+    logged(repo)
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({"hotplate.lost": "3"}), path)
+    path.with_name("changes-h-1-0.parquet").write_bytes(b"PAR1 cut short")
+    found = numbers(advise(repo, "--json", "--ttls", "5s"))
+    assert any("3 writes could not be logged" in note for note in found["notes"])
+    assert any("left out changes-h-1-0.parquet" in note for note in found["notes"])
     none = repo.open_hot(traffic={**traffic, "changes": False})
     assert hotplate.of(none).stats().changes is None

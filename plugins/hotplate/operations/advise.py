@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,7 +20,7 @@ from hotplate.advice.reads import TrafficFiles
 from hotplate.advice.recommendation import Limits, Recommendation, enough, recommend
 from hotplate.codec import Column, Layout
 from hotplate.durations import format_duration, parse_duration
-from hotplate.errors import PolicyError
+from hotplate.errors import EntityError, PolicyError
 from hotplate.keys import has_integer_keys, make_key
 from hotplate.operations.changed import ChangeSource, LogFolder, OwnTables, change_files
 from hotplate.operations.entities import EntityReader
@@ -248,18 +249,14 @@ class Advising:
         return [LogFolder(folder)] if change_files(folder) else []
 
     def _collecting(self, collectors: Sequence[Collector]) -> Callable[[Slots, int, int], Changes]:
-        source = ChangeSource(
-            self._store.project,
-            self._tables,
-            {
-                name: EntityReader(
-                    {one.name: one.dtype.to_value_type() for one in table.entity_columns}
-                )
-                for name, table in self._tables.items()
-                if self._is_readable(table)
-            },
-            {name: declared_shape(table).join_keys for name, table in self._tables.items()},
-        )
+        readers, join_keys = {}, {}
+        for name, table in self._tables.items():
+            if table.features:
+                declared = {one.name: one.dtype.to_value_type() for one in table.entity_columns}
+                with suppress(EntityError):  # of a type that nobody can name in a file
+                    readers[name] = EntityReader(declared)
+                    join_keys[name] = declared_shape(table).join_keys
+        source = ChangeSource(self._store.project, self._tables, readers, join_keys)
 
         def collect(slots: Slots, begin: int, end: int) -> Changes:
             changes = Changes(slots)
@@ -268,14 +265,6 @@ class Advising:
             return changes
 
         return collect
-
-    @staticmethod
-    def _is_readable(table: Any) -> bool:
-        try:
-            EntityReader({one.name: one.dtype.to_value_type() for one in table.entity_columns})
-        except ValueError:
-            return False
-        return True
 
     # -- what came of it --------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from hotplate.operations.entities import EntityReader
 from hotplate.training.errors import TrainingError
 from hotplate.training.files import between, opened
 from hotplate.warming.files import dated
+from hotplate.warming.row_log import LOST
 from hotplate.warming.traffic import key_of
 
 __all__ = ["ChangeSource", "LogFolder", "NamedFile", "OwnTables", "change_files"]
@@ -45,8 +46,8 @@ class ChangeSource:
     Attributes:
         project: the Feast project.
         tables: feature view -> Feast's object.
-        readers: feature view -> what reads its entities.
-        join_keys: feature view -> the names of its join keys, sorted.
+        readers: feature view -> what reads its entities, where they can be written down.
+        join_keys: of these -> the names of their join keys, sorted.
     """
 
     project: str
@@ -106,7 +107,7 @@ class LogFolder:
         """Note the changes between two moments, microseconds.
 
         Returns:
-            What is to be said of it: files that were left out.
+            What is to be said of it: files that were left out, writes that were not logged.
 
         Raises:
             AdviceError: there is no such log.
@@ -117,7 +118,7 @@ class LogFolder:
                 f"{self.folder}: holds no change log. Write online_store.traffic: "
                 "{changes: true} where rows are written, or name a file of changes"
             )
-        left_out = []
+        said, lost = [], 0
         for path in files:
             try:
                 with pq.ParquetFile(path, read_dictionary=["view", "entity", "key"]) as file:
@@ -126,10 +127,12 @@ class LogFolder:
                         raise ValueError(f"has no column {missing[0]!r}: it is no change log")
                     for batch in file.iter_batches(_ROWS, columns=list(_COLUMNS)):
                         self._note(source, into, pa.table(batch), process_of(path), begin, end)
+                    lost += int((file.schema_arrow.metadata or {}).get(LOST, b"0"))
             except (pa.ArrowException, OSError, ValueError) as error:
-                said = " ".join(str(error).split())[:200]
-                left_out.append(f"{path.name} is left out: {said}")
-        return left_out
+                said.append(f"left out {path.name}: {' '.join(str(error).split())[:200]}")
+        if lost:
+            said.append(f"{lost:,} writes could not be logged: more is stale than said here")
+        return said
 
     @staticmethod
     def _note(
@@ -199,6 +202,7 @@ class NamedFile:
             view.name
             for view in into.slots.views
             if self._name in ("", view.name, view.group)
+            and source.join_keys.get(view.name)
             and all(key in names for key in source.join_keys[view.name])
         ]
         if not found:
@@ -284,7 +288,7 @@ class OwnTables:
         for view in into.slots.views:
             table = self._events.get(view.name, source.tables[view.name])
             batch_source = getattr(table, "batch_source", None)
-            if batch_source is None or not source.join_keys[view.name]:
+            if batch_source is None or not source.join_keys.get(view.name):
                 said.append(f"{view.name} has no table of its own that says when it changed")
                 continue
             named = {new: old for old, new in (batch_source.field_mapping or {}).items()}
