@@ -66,13 +66,6 @@ class LogFiles:
     every_ns: int
 
 
-@dataclass(slots=True)
-class _Noted(Generic[_T]):
-    wall_ns: int
-    keys: int
-    what: _T
-
-
 class RowLog(Generic[_T]):
     """Logs things of one kind.
 
@@ -98,7 +91,8 @@ class RowLog(Generic[_T]):
         restart_in_children(self)
 
     def _start_clean(self) -> None:
-        self._waiting: deque[_Noted[_T]] = deque()
+        # a plain tuple: made on the way of a request, in a quarter of the time of an object
+        self._waiting: deque[tuple[int, int, _T]] = deque()
         self._keys = 0  # of what waits; a count that threads may get a little wrong
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -125,7 +119,7 @@ class RowLog(Generic[_T]):
             self._lost += 1
             return
         self._keys += keys
-        self._waiting.append(_Noted(self._clock.wall_ns(), keys, what))
+        self._waiting.append((self._clock.wall_ns(), keys, what))
         if self._thread is None:
             self._start()
 
@@ -164,11 +158,11 @@ class RowLog(Generic[_T]):
         for _ in range(len(self._waiting)):
             if len(self._rows) >= _ROWS_MOST:
                 break
-            noted = self._waiting.popleft()
-            self._keys -= noted.keys
+            wall_ns, keys, what = self._waiting.popleft()
+            self._keys -= keys
             self._number += 1
             self._in_rows += 1
-            self._rows.extend(self._rows_of(noted.wall_ns // 1_000, self._number, noted.what))
+            self._rows.extend(self._rows_of(wall_ns // 1_000, self._number, what))
 
     def _write(self) -> None:
         rows, self._rows = self._rows, []

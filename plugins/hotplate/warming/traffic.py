@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -89,10 +89,8 @@ def hash_of(plain: str, project: str) -> str:
     return hashlib.blake2b(said, digest_size=_HASH_BYTES, key=project.encode()[:64]).hexdigest()
 
 
-@dataclass(slots=True)
-class _Logged:
-    weight: int
-    wants: Sequence[Want]
+_Logged: TypeAlias = tuple[Sequence[Want], int]
+"""What a request asked for, and how many it stands for."""
 
 
 class TrafficLog:
@@ -129,7 +127,7 @@ class TrafficLog:
             wants: what it asked for.
             weight: how many requests it stands for.
         """
-        self._log.note(_Logged(weight, wants), sum(len(want.keys) for want in wants))
+        self._log.note((wants, weight), sum(len(want.keys) for want in wants))
 
     def note_some(self, wants: Sequence[Want]) -> None:
         """Log one of so many requests; of the others nothing."""
@@ -139,8 +137,9 @@ class TrafficLog:
     # -- on the thread ----------------------------------------------------------------------------
 
     def _rows_of(self, at_us: int, number: int, what: _Logged) -> Iterable[tuple[Any, ...]]:
-        for entity, key, views in self._entities(what.wants):
-            yield at_us, number, entity, key, views, what.weight
+        wants, weight = what
+        for entity, key, views in self._entities(wants):
+            yield at_us, number, entity, key, views, weight
 
     def _entities(self, wants: Sequence[Want]) -> Iterable[tuple[str, str, str]]:
         """Each entity of a request, with the views that were read for it."""
