@@ -36,7 +36,7 @@ from hotplate.warming.traffic import SCHEMA
 from pipelines.bench.line import Line
 from pipelines.bench.measure import Spread
 
-__all__ = ["advice"]
+__all__ = ["Off", "advice", "foretold"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -146,7 +146,7 @@ def _policy(ttl: str) -> ResolvedPolicy:
 
 
 @dataclass(frozen=True)
-class _Off:
+class Off:
     """How far a prediction was from the cache: in hit rate, and in loads of each read."""
 
     hits: float
@@ -154,7 +154,17 @@ class _Off:
     real: float
 
 
-def _foretold(path: Path, column: str, limit: int) -> Line:
+def foretold(path: Path, column: str, limit: int) -> dict[tuple[str, int], Off]:
+    """How far the replay of a trace is off what the cache does with it.
+
+    Args:
+        path: of the trace.
+        column: of its keys.
+        limit: requests that are taken of it.
+
+    Returns:
+        (ttl, rows in memory) -> how far.
+    """
     table = pq.read_table(path).slice(0, limit)
     ids = table[column].to_numpy().astype(np.int64)
     if "time" in table.column_names:
@@ -170,7 +180,7 @@ def _foretold(path: Path, column: str, limit: int) -> Line:
         _write_log(Path(folder), ids, at)
         rooms = list(dict.fromkeys(Room(_ROOM, entries) for _, entries in _TRIED))
         found = _replay(Path(folder), [ttl for ttl, _ in _TRIED], rooms)
-    offs = []
+    offs = {}
     for ttl, entries in _TRIED:
         room = Room(_ROOM, entries)
         # a bound that holds everything foretells what the largest does
@@ -178,11 +188,17 @@ def _foretold(path: Path, column: str, limit: int) -> Line:
         (one,) = [
             one for one in found.groups["v"].of(tried, "ttl") if one.ttl_ns == parse_duration(ttl)
         ]
-        offs.append(_compared(one, found.seconds, ids, at, ttl, entries))
-    worst = max(abs(off.hits) for off in offs)
+        offs[ttl, entries] = _compared(one, found.seconds, ids, at, ttl, entries)
+    return offs
+
+
+def _foretold(path: Path, column: str, limit: int) -> Line:
+    offs = foretold(path, column, limit)
+    worst = max(abs(off.hits) for off in offs.values())
+    loads = max(abs(off.loads) for off in offs.values())
     shown = ", ".join(
         f"{ttl}{'' if entries >= 1 << 40 else f' with {entries:,} rows'}: {off.real:.2%}"
-        for (ttl, entries), off in zip(_TRIED, offs, strict=True)
+        for (ttl, entries), off in offs.items()
     )
     return Line(
         f"advice: hit rates foretold on {path.stem}, against the cache itself",
@@ -190,12 +206,11 @@ def _foretold(path: Path, column: str, limit: int) -> Line:
         "",
         "<= 2 points",
         worst <= 0.02,
-        f"{len(ids):,} requests, {shown}; loads at most "
-        f"{100 * max(abs(off.loads) for off in offs):.2f} % of the reads off",
+        f"{limit:,} requests, {shown}; loads at most {100 * loads:.2f} % of the reads off",
     )
 
 
-def _compared(one: Prediction, seconds: float, ids: Ints, at: Ints, ttl: str, entries: int) -> _Off:
+def _compared(one: Prediction, seconds: float, ids: Ints, at: Ints, ttl: str, entries: int) -> Off:
     clock = FakeClock(now_s=_BEGIN_US / 1e6)
     domain = Domain()
     shape = EntityShape(("user_id",), ("int64_val",))
@@ -211,7 +226,7 @@ def _compared(one: Prediction, seconds: float, ids: Ints, at: Ints, ttl: str, en
         engine.read([Want(view, None, bound, counters, [view.key((number,))])], clock.now_ns())
     real = counters.snapshot()
     loads = (one.source_reads_s * seconds - real.loads) / len(ids)
-    return _Off(one.hit_rate - real.hit_rate, loads, real.hit_rate)
+    return Off(one.hit_rate - real.hit_rate, loads, real.hit_rate)
 
 
 class _Source:
