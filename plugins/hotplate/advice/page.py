@@ -30,6 +30,15 @@ _GRID: Final = "#e5e7eb"
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
 _CONFIG: Final = {"displayModeBar": False, "responsive": True, "plotlyServerURL": ""}
+_LAYOUT: Final[dict[str, Any]] = {
+    "template": "none",
+    "font": {"family": _FONT, "size": 13, "color": _INK},
+    "margin": {"l": 70, "r": 24, "t": 64, "b": 56},
+    "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "hovermode": "x unified",
+}
 _STYLE: Final = """:root { --ink: #1f2937; --soft: #5b6472; --line: #e2e5ea; --hot: #d9480f; }
 * { box-sizing: border-box; }
 html { overflow-y: scroll; }
@@ -185,55 +194,69 @@ def _figure(
         rows=len(heights), cols=1, shared_xaxes=True, row_heights=heights, vertical_spacing=0.06
     )
     own = EVENT if said.chosen is not None and said.chosen.coherence == EVENT else TTL
-    ends = [one.ttl_ns for one in forecast.predictions if 0 < one.ttl_ns < NO_LIMIT_NS] or [10**9]
+    ends = [one.ttl_ns for one in forecast.predictions if 0 < one.ttl_ns < NO_LIMIT_NS]
     # "none" stands to the right of all others
-    last_s = max(ends) / 1e9 * 3
-    for place, room in enumerate(rooms):
-        dash = _DASHES[place % len(_DASHES)]
-        name = f"memory {format_bytes(room.max_bytes)}"
-        figure.add_trace(
-            _line(forecast.of(room, own), f"hit rate, {name}", _HIT, dash, last_s), row=1, col=1
-        )
-        if place == 0 and own == TTL and forecast.of(room, EVENT):
-            figure.add_trace(
-                _line(forecast.of(room, EVENT), "coherence: event", _EVENT, "dot", last_s),
-                row=1,
-                col=1,
-            )
+    last_s = max(ends, default=10**9) / 1e9 * 3
+    _add_hit_rates(figure, forecast, said, rooms, own, last_s)
     if is_known:
-        figure.add_trace(_stale_line(forecast.of(rooms[0], own), last_s), row=2, col=1)
-        figure.add_hline(
-            y=limits.stale_share,
-            line={"color": _STALE, "width": 1, "dash": "dash"},
-            annotation={"text": "limit", "font": {"color": _STALE, "size": 12}},
-            row=2,
-            col=1,
-        )
-        figure.update_yaxes(title="stale answers", tickformat=".2~%", rangemode="tozero", row=2)
+        _add_stale(figure, forecast.of(rooms[0], own), limits, last_s)
+    texts = {
+        _place(one.ttl_ns, last_s): _ttl(one.ttl_ns) for one in forecast.predictions if one.ttl_ns
+    }
+    ticks = sorted(texts)
+    figure.update_xaxes(
+        type="log",
+        tickvals=ticks,
+        ticktext=[texts[tick] for tick in ticks],
+        gridcolor=_GRID,
+        zeroline=False,
+    )
+    figure.update_xaxes(title="ttl", row=len(heights))
+    figure.update_yaxes(gridcolor=_GRID, zeroline=False, title_standoff=14)
+    figure.update_layout(height=460 if is_known else 340, **_LAYOUT)
+    return figure
+
+
+def _add_hit_rates(
+    figure: go.Figure,
+    forecast: GroupForecast,
+    said: Recommendation,
+    rooms: Sequence[Room],
+    own: str,
+    last_s: float,
+) -> None:
+    """The upper part: a line for each bound of memory, and where one is and should be."""
+    for place, room in enumerate(rooms):
+        name = f"hit rate, memory {format_bytes(room.max_bytes)}"
+        dash = _DASHES[place % len(_DASHES)]
+        line = _line(forecast.of(room, own), name, _HIT, dash, last_s)
+        figure.add_trace(line, row=1, col=1)
+    heard = forecast.of(rooms[0], EVENT)
+    if own == TTL and heard:
+        line = _line(heard, "coherence: event", _EVENT, "dot", last_s)
+        figure.add_trace(line, row=1, col=1)
     for one, name, symbol in (
         (forecast.now(rooms[0]), "now", "circle-open"),
         (said.chosen, "recommended", "diamond"),
     ):
         if one is not None and one.ttl_ns:
             figure.add_trace(_point(one, name, symbol, last_s), row=1, col=1)
-    ticks = sorted({_place(one.ttl_ns, last_s) for one in forecast.predictions if one.ttl_ns})
-    texts = {_place(one.ttl_ns, last_s): _ttl(one.ttl_ns) for one in forecast.predictions}
-    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[texts[tick] for tick in ticks])
-    figure.update_xaxes(title="ttl", row=len(heights))
     figure.update_yaxes(title="answered from memory", tickformat=".0%", range=[0, 1.03], row=1)
-    figure.update_layout(
-        template="none",
-        height=460 if is_known else 340,
-        font={"family": _FONT, "size": 13, "color": _INK},
-        margin={"l": 70, "r": 24, "t": 64, "b": 56},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        hovermode="x unified",
+
+
+def _add_stale(
+    figure: go.Figure, found: Sequence[Prediction], limits: Limits, last_s: float
+) -> None:
+    """The lower part: what was stale, and how much may be."""
+    figure.add_trace(_stale_line(found, last_s), row=2, col=1)
+    figure.add_hline(
+        y=limits.stale_share,
+        line={"color": _STALE, "width": 1, "dash": "dash"},
+        annotation={"text": "limit", "font": {"color": _STALE, "size": 12}},
+        row=2,
+        col=1,
     )
-    figure.update_xaxes(gridcolor=_GRID, zeroline=False)
-    figure.update_yaxes(gridcolor=_GRID, zeroline=False, title_standoff=14)
-    return figure
+    figure.update_yaxes(title="stale answers", tickformat=".2~%", rangemode="tozero", row=2)
 
 
 def _place(ttl_ns: int, last_s: float) -> float:

@@ -32,7 +32,7 @@ class ReplaySpec:
         views: that are kept in memory.
         groups: that are looked at; the others only take their room.
         policies: group -> its policy now, of those that are looked at.
-        ttls_ns: that are tried for every group, besides its own.
+        ttls_ns: that are tried for every group, besides its own and none at all.
         rooms: bounds of memory that are tried; the first one is that of the deployment.
         workers: so many processes instead of those of the log, each request to one of them by
             chance; None for those of the log.
@@ -201,7 +201,7 @@ def _lifetimes(spec: ReplaySpec, group: str) -> list[Lifetime]:
     if group not in spec.groups:
         return []
     policy = spec.policies[group]
-    ttls = sorted({policy.ttl_ns, *spec.ttls_ns})
+    ttls = sorted({0, policy.ttl_ns, *spec.ttls_ns})
     return [Lifetime.of(policy, ttl_ns) for ttl_ns in ttls]
 
 
