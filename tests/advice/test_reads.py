@@ -227,7 +227,8 @@ def test_a_part_of_the_entities_foretells_the_rest_within_what_is_said(tmp_path:
     assert 0.05 < part.share < 0.2
     for name, one in every(part).items():
         assert whole[name].error == 0
-        assert 0 < one.error < 0.03
+        assert 0 <= one.error < 0.03
+        assert bool(one.error) == bool(name[1]), "only what is never kept is certain"
         assert one.hit_rate == pytest.approx(whole[name].hit_rate, abs=2 * one.error)
         assert one.hit_rate == pytest.approx(whole[name].hit_rate, abs=0.02)
         reads_s = whole[name].source_reads_s
@@ -248,7 +249,7 @@ def test_workers_are_as_many_memories(tmp_path: Path) -> None:
     together = every(foretold(joined, room))
     for name, said in together.items():
         assert one[name].hit_rate == pytest.approx(said.hit_rate, abs=1e-9)
-        assert own[name].hit_rate < said.hit_rate
+        assert own[name].hit_rate < said.hit_rate or not name[1]
         assert two[name].hit_rate == pytest.approx(own[name].hit_rate, abs=0.02)
 
 

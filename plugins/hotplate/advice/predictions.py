@@ -292,6 +292,8 @@ class _Runs:
         self, candidate: Candidate, tally: Tally, reads: int, seconds: float
     ) -> Prediction:
         share = self._trial.slots.share
+        if not candidate.lifetime.ttl_ns:  # that needs no replay
+            tally = Tally(tally.reads, reads, reads)
         misses = min(reads, tally.misses)
         error = 0.0
         if share < 1:
