@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "telemetry": PURE | {"outputs", "telemetry", "pages"},
     "pages": PURE,
     "warming": PURE | {"core", "warming"},
-    "advice": PURE | {"warming", "advice"},
+    "advice": PURE | {"warming", "advice", "pages"},
     "windows": PURE | {"windows", "servers"},
     "ingestion": PURE,
     "training": PURE | {"windows", "windowed", "training"},

@@ -23,6 +23,7 @@ from .stores import CACHED, USER, Repo
 # what each command needs to be tried; those that ask no repo are left out where there is none
 USES: dict[str, tuple[str, ...]] = {
     "policy": (),
+    "advise": ("--log", "{folder}"),
     "invalidate": ("profile", "--all", "--yes"),
     "purge": ("--all",),
     "doctor": (),

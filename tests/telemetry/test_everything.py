@@ -43,7 +43,7 @@ def whole(make_repo: Callable[..., Repo], folder: Path, request: pytest.FixtureR
                     "rules": [{"name": "big", "when": {"field": "x", "above": 100}, "reason": "r"}],
                 }
             },
-            "traffic": {"folder": f"{here}/traffic", "sample": 1.0},
+            "traffic": {"folder": f"{here}/traffic", "sample": 1.0, "changes": True},
             "rewarm": "1000/s",
             "shadow": {"share": 1.0},
         },

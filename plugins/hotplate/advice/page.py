@@ -10,7 +10,6 @@ from html import escape
 from typing import Any, Final
 
 import plotly.graph_objects as go
-import plotly.offline
 from plotly.subplots import make_subplots
 
 from hotplate.advice.lru import Room
@@ -18,6 +17,7 @@ from hotplate.advice.predictions import GroupForecast, Prediction, Replayed
 from hotplate.advice.recommendation import Limits, Recommendation
 from hotplate.advice.replay import EVENT, TTL
 from hotplate.durations import NO_LIMIT_NS, format_duration
+from hotplate.pages import INK, document, plot
 from hotplate.sizes import format_bytes
 
 __all__ = ["page"]
@@ -25,42 +25,18 @@ __all__ = ["page"]
 _HIT: Final = "#0072b2"
 _STALE: Final = "#d9480f"
 _EVENT: Final = "#009e73"
-_INK: Final = "#1f2937"
 _GRID: Final = "#e5e7eb"
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
-_CONFIG: Final = {"displayModeBar": False, "responsive": True, "plotlyServerURL": ""}
 _LAYOUT: Final[dict[str, Any]] = {
     "template": "none",
-    "font": {"family": _FONT, "size": 13, "color": _INK},
+    "font": {"family": _FONT, "size": 13, "color": INK},
     "margin": {"l": 70, "r": 24, "t": 64, "b": 56},
     "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
     "paper_bgcolor": "rgba(0,0,0,0)",
     "plot_bgcolor": "rgba(0,0,0,0)",
     "hovermode": "x unified",
 }
-_STYLE: Final = """:root { --ink: #1f2937; --soft: #5b6472; --line: #e2e5ea; --hot: #d9480f; }
-* { box-sizing: border-box; }
-html { overflow-y: scroll; }
-body { margin: 0; background: #f6f7f9; color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 60rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .4rem; }
-h2 { font-size: 1.2rem; margin: 0 0 .4rem; }
-p { margin: .4rem 0; max-width: 46rem; }
-.soft { color: var(--soft); font-size: .92rem; }
-section { background: #fff; border: 1px solid var(--line); border-radius: 10px;
-  padding: 1.2rem clamp(.8rem, 3vw, 1.3rem); margin-top: 1.2rem; overflow: hidden; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .38rem .7rem; border-bottom: 1px solid var(--line);
-  white-space: nowrap; }
-th { font-weight: 600; color: var(--soft); font-size: .88rem; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-tr:last-child td { border-bottom: 0; }
-ul { margin: .4rem 0; padding-left: 1.2rem; }
-li { margin: .25rem 0; max-width: 46rem; }
-"""
 
 
 def page(
@@ -92,20 +68,7 @@ def page(
         ),
         f"<section><h2>To be known of it</h2><ul>{said}</ul></section>" if said else "",
     ]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>How long to keep what</title>
-<link rel="icon" href="data:,">
-<style>
-{_STYLE}</style>
-<script>{plotly.offline.get_plotlyjs()}</script>
-</head>
-<body><main>
-{"".join(body)}</main></body></html>
-"""
+    return document("How long to keep what", "".join(body))
 
 
 def _overview(
@@ -166,13 +129,6 @@ def _section(
     # the deployment's own first: its line is the solid one
     rooms = [rooms[0], *sorted(rooms[1:], key=lambda room: -room.max_bytes)]
     figure = _figure(forecast, said, rooms, limits)
-    drawn = figure.to_html(
-        full_html=False,
-        include_plotlyjs=False,
-        div_id=f"group-{number}",
-        config=_CONFIG,
-        default_width="100%",
-    )
     words = f"{forecast.reads:,} reads of rows. " + (
         "Nothing is kept: " if said.chosen is None else f"{_ttl(said.chosen.ttl_ns)}: "
     )
@@ -182,7 +138,7 @@ def _section(
             f" With coherence: event and a ttl of {_ttl(said.event.ttl_ns)} the source is read "
             f"{said.event.source_reads_s:,.1f} times a second and no answer is stale."
         )
-    return f"<section><h2>{escape(forecast.name)}</h2><p>{escape(words)}</p>{drawn}</section>\n"
+    return plot(f"group-{number}", figure, forecast.name, words)
 
 
 def _figure(
@@ -302,6 +258,6 @@ def _point(one: Prediction, name: str, symbol: str, last_s: float) -> go.Scatter
         y=[one.hit_rate],
         name=f"{name}: {_ttl(one.ttl_ns)}",
         mode="markers",
-        marker={"size": 12, "symbol": symbol, "color": _INK, "line": {"width": 2}},
+        marker={"size": 12, "symbol": symbol, "color": INK, "line": {"width": 2}},
         hoverinfo="skip",
     )

@@ -29,6 +29,7 @@ from hotplate.serving.chosen_source import ChosenSource
 from hotplate.serving.coherence import Announcement, Coherence, server_of
 from hotplate.serving.events import Batch, Entity, from_feast
 from hotplate.serving.loaders import Loaders
+from hotplate.serving.logs import traffic_logs
 from hotplate.serving.outputs import Outputs
 from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
@@ -52,13 +53,10 @@ from hotplate.telemetry.publisher import Publisher
 from hotplate.tiers.blobs import BlobTier
 from hotplate.tiers.memory import MemoryBounds
 from hotplate.tiers.shared import SharedBounds, SharedTier
-from hotplate.warming.changes import ChangeLog
-from hotplate.warming.traffic import TrafficLog, TrafficSettings
 from hotplate.windows.redis_state import LogServer
 
 if TYPE_CHECKING:
     from hotplate.online_store import CachedOnlineStoreConfig
-    from hotplate.settings import TrafficConfig
 
 __all__ = ["Runtime", "declared_shape"]
 
@@ -84,10 +82,7 @@ class Runtime:
         self.versioning = bool(config.registry.enable_online_feature_view_versioning)
         self.domain: Domain = domain_of(config.project)
         self.loaders = Loaders(settings.loader_settings(), self.wrapped, clock)
-        self.traffic = traffic_log(settings.traffic, self.project, clock)
-        self.changes: ChangeLog | None = None
-        if self.traffic is not None and self.traffic.settings.has_changes:
-            self.changes = ChangeLog(self.traffic.settings, self.project, clock)
+        self.traffic, self.changes = traffic_logs(settings.traffic, self.project, clock)
         self.event_logs = EventLogs(self.project, self._log_server, self._registered, clock)
         self.engine = Engine(
             WindowedSource(self.event_logs, self.loaders.over(ChosenSource(self.wrapped))),
@@ -585,21 +580,6 @@ class Runtime:
                 from hotplate.telemetry.opentelemetry import instrument
 
                 instrument(self.samples)
-
-
-def traffic_log(settings: TrafficConfig | None, project: str, clock: Clock) -> TrafficLog | None:
-    """The log of what is read; None where the deployment has none."""
-    if settings is None:
-        return None
-    said = TrafficSettings(
-        Path(settings.folder),
-        settings.sample,
-        settings.ids == "plain",
-        settings.max_bytes,
-        settings.every,
-        settings.changes,
-    )
-    return TrafficLog(said, project, clock)
 
 
 def declared_shape(table: Any) -> EntityShape:

@@ -244,6 +244,11 @@ FOLDS: Final = _counter("hotplate_event_log_folds", "Event logs that were folded
 TRAFFIC: Final = _counter(
     "hotplate_traffic_requests", "Requests of the traffic log: logged, lost", "outcome"
 )
+CHANGES: Final = _counter(
+    "hotplate_traffic_changes",
+    "Writes and invalidations of the change log: logged, lost",
+    "outcome",
+)
 REWARMED: Final = _counter(
     "hotplate_rewarm_rows",
     "Rows that had to be forgotten: read again, dropped (too many waited), spared (nobody asked)",
@@ -348,6 +353,9 @@ def measure(found: Measured) -> Iterator[Sample]:
     if stats.traffic is not None:
         yield one(TRAFFIC, stats.traffic.logged, "logged")
         yield one(TRAFFIC, stats.traffic.lost, "lost")
+    if stats.changes is not None:
+        yield one(CHANGES, stats.changes.logged, "logged")
+        yield one(CHANGES, stats.changes.lost, "lost")
     if stats.rewarm is not None:
         for outcome in ("read", "dropped", "spared"):
             yield one(REWARMED, getattr(stats.rewarm, outcome), outcome)

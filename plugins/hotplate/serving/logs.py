@@ -1,0 +1,33 @@
+"""The logs of a deployment, from its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hotplate.clock import Clock
+from hotplate.warming.changes import ChangeLog
+from hotplate.warming.traffic import TrafficLog, TrafficSettings
+
+if TYPE_CHECKING:
+    from hotplate.settings import TrafficConfig
+
+__all__ = ["traffic_logs"]
+
+
+def traffic_logs(
+    settings: TrafficConfig | None, project: str, clock: Clock
+) -> tuple[TrafficLog | None, ChangeLog | None]:
+    """The logs of what is read and of what changes; None for one that the deployment lacks."""
+    if settings is None:
+        return None, None
+    said = TrafficSettings(
+        Path(settings.folder),
+        settings.sample,
+        settings.ids == "plain",
+        settings.max_bytes,
+        settings.every,
+        settings.changes,
+    )
+    changes = ChangeLog(said, project, clock) if said.has_changes else None
+    return TrafficLog(said, project, clock), changes
