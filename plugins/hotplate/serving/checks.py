@@ -14,7 +14,7 @@ from hotplate.errors import HotplateError, PolicyError
 from hotplate.policy import PolicyLayers, TaggedPolicy, read_tags
 from hotplate.serving.loaders import Loaders
 from hotplate.serving.policies import feature_views_of, group_of, no_channel, tagged
-from hotplate.serving.window_checks import check_exact, check_place
+from hotplate.serving.window_checks import check_exact, check_gate, check_place
 from hotplate.serving.windows import is_event_view, is_windowed
 
 if TYPE_CHECKING:
@@ -44,11 +44,13 @@ def check_apply(
 
     Raises:
         PolicyError: the first contradiction, unknown name or group without its channel.
-        ConfigError: a loader is named as no view and no group.
+        ConfigError: a loader is named as no view and no group, or the provider is another than
+            what the deployment asks for needs.
         LoaderError: a loader cannot load its view.
         WindowSpecError: a windowed view cannot be computed.
     """
     check_place(runtime.event_logs, config, applied)
+    check_gate(config)
     groups = tagged(applied)
     if is_partial:
         for view in _registered(config, [*applied, *deleted]):

@@ -47,7 +47,13 @@ from hotplate.serving.windows import (
 )
 from hotplate.serving.wrapped import WrappedStore
 from hotplate.sources.redis import is_redis_store
-from hotplate.stats import CacheStats, GroupCounters, InvalidationCounters, PassedCounters
+from hotplate.stats import (
+    CacheStats,
+    GroupCounters,
+    InvalidationCounters,
+    PassedCounters,
+    QualityCounters,
+)
 from hotplate.telemetry.catalogue import Measured, Sample, measure
 from hotplate.telemetry.publisher import Publisher
 from hotplate.tiers.blobs import BlobTier
@@ -141,6 +147,7 @@ class Runtime:
         self.publisher: Publisher | None = None
         if (metrics := settings.metrics) is not None:
             self.publisher = Publisher(Path(metrics.folder), metrics.every / 1e9, self.samples)
+        self.quality = QualityCounters()
         self.cache_faults = 0
         self._answers_whole: bool | None = None
         self._reads_async: bool | None = None
@@ -554,6 +561,7 @@ class Runtime:
             traffic=None if self.traffic is None else self.traffic.stats(),
             changes=None if self.changes is None else self.changes.stats(),
             rewarm=None if self.rewarmer is None else self.rewarmer.stats(),
+            quality=None if self.settings.quality is None else self.quality.snapshot(),
         )
 
     def samples(self) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""What `feast apply` checks of windowed views, beyond what declaring them has refused already."""
+"""What `feast apply` checks of windowed views, and of what needs Hotplate's own provider."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hotplate.policy import ResolvedPolicy, read_tags
 from hotplate.serving.windows import EventLogs, is_computed, is_windowed
 from hotplate.windowed import windowed_of
 
-__all__ = ["check_exact", "check_place"]
+__all__ = ["check_exact", "check_gate", "check_place"]
 
 _PROVIDER: Final = "hotplate.provider.HotplateProvider"
 
@@ -44,9 +44,25 @@ def check_place(logs: EventLogs, config: RepoConfig, applied: Sequence[Any]) -> 
     logs.check_place()
 
 
-def _is_ours(provider: str) -> bool:
+def check_gate(config: RepoConfig) -> None:
+    """Make sure that a quality gate stands where data passes.
+
+    Raises:
+        ConfigError: the provider is another.
+    """
+    quality = getattr(config.online_store, "quality", None)
+    if quality is None or not {quality.materialize, quality.pushes} & {"block", "warn"}:
+        return
+    if not _is_ours(str(config.provider), "judges_quality"):
+        raise ConfigError(
+            f"provider: is {config.provider!r}, under which nothing asks online_store.quality "
+            f"before it writes. Write provider: {_PROVIDER} in feature_store.yaml."
+        )
+
+
+def _is_ours(provider: str, ability: str = "computes_windows") -> bool:
     module, _, name = provider.rpartition(".")
-    return bool(module) and getattr(import_class(module, name), "computes_windows", False)
+    return bool(module) and getattr(import_class(module, name), ability, False)
 
 
 def check_exact(applied: Iterable[Any], policies: Mapping[str, ResolvedPolicy]) -> None:
