@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Asking", "check"]
 
 _CLOSE: Final = 0.6
+_FEW_ROWS: Final = 20_000
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class _Item:
 
     @property
     def column(self) -> str:
-        return ", ".join(self.columns or ())
+        return "" if self.check == "rows" else ", ".join(self.columns or ())
 
     @property
     def is_of_schema(self) -> bool:
@@ -101,19 +102,17 @@ def check(asking: Asking, frames: Frames, judge: Judge) -> Checked:
     there = set(schema.names)
     typed = [(at, one) for at, one in enumerate(items) if one.is_of_schema]
     _judge_types(asking, schema, [pair for pair in typed if pair[1].column in there], judge, found)
-    groups: dict[tuple[str, ...] | None, list[tuple[int, _Item]]] = {}
+    groups: dict[tuple[str, ...], list[tuple[int, _Item]]] = {}
     for at, one in enumerate(items):
         if at in found:
             continue
         reason = _unjudgeable(asking, one, schema)
         if reason is None:
-            groups.setdefault(
-                None if one.columns is None else tuple(sorted(one.columns)), []
-            ).append((at, one))
+            groups.setdefault(_read_together(one, rows), []).append((at, one))
         else:
             found[at] = _skipped(asking, one, reason)
-    for names, group in groups.items():
-        frame = _frame(asking.subject, frames, names, group)
+    for group in groups.values():
+        frame = _frame(asking.subject, frames, group)
         _note(asking, group, judge(frame, [one.expectation for _, one in group]), found)
     outcomes = tuple(found[at] for at in range(len(items)))
     seconds = time.monotonic() - began_s
@@ -161,6 +160,11 @@ def _said(expectation: Any) -> str:
     said = expectation.configuration.kwargs
     parts = [f"{key} {value}" for key, value in said.items() if key not in skipped]
     return ", ".join(parts) or "as its name says"
+
+
+def _read_together(one: _Item, rows: int) -> tuple[str, ...]:
+    """What an expectation shares a batch with; few rows are one batch, which is quicker."""
+    return () if one.columns is None or rows <= _FEW_ROWS else tuple(sorted(one.columns))
 
 
 def _unjudgeable(asking: Asking, one: _Item, schema: pa.Schema) -> str | None:
@@ -232,11 +236,13 @@ def _judge_types(
 def _frame(
     subject: Subject,
     frames: Frames,
-    names: tuple[str, ...] | None,
     group: Sequence[tuple[int, _Item]],
 ) -> pd.DataFrame:
-    """The rows of some columns as Great Expectations looks at them."""
-    chosen = list(names) if names is not None else frames.schema.names
+    """The rows that some expectations read, as Great Expectations looks at them."""
+    chosen = frames.schema.names
+    if all(one.columns is not None for _, one in group):
+        read = {name for _, one in group for name in one.columns or ()}
+        chosen = [name for name in chosen if name in read]
     table = as_utc(frames.read(chosen))
     only_nulls = all(one.expected is not None and one.expected.only_nulls for _, one in group)
     for place, one in enumerate(table.schema):
@@ -295,7 +301,8 @@ def _outcome(asking: Asking, one: _Item, verdict: Verdict, schema: pa.Schema | N
     status = PASSED if verdict.is_good else FAILED
     examples: tuple[str, ...] = ()
     if status == FAILED and one.check != "nulls":
-        shown = (masked(value, asking.hidden, one.column) for value in verdict.values)
+        values = (_by_column(one, value) for value in verdict.values)
+        shown = (masked(value, asking.hidden, one.column) for value in values)
         examples = tuple(dict.fromkeys(shown))
     return Outcome(
         name,
@@ -311,6 +318,12 @@ def _outcome(asking: Asking, one: _Item, verdict: Verdict, schema: pa.Schema | N
         observed=_observed(asking, one, verdict),
         hint=_hint(asking.subject, one, schema) if status == FAILED and schema is not None else "",
     )
+
+
+def _by_column(one: _Item, value: Any) -> Any:
+    """A value, or those of a row by the names of their columns."""
+    is_pair = isinstance(value, tuple) and one.columns is not None
+    return dict(zip(one.columns or (), value, strict=False)) if is_pair else value
 
 
 def _observed(asking: Asking, one: _Item, verdict: Verdict) -> str:

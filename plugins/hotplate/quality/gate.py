@@ -58,7 +58,6 @@ class Gate:
         self._counters = counters
         self._folder = Path(config.repo_path or ".")
         self._rules: tuple[Any, Reference, Mapping[str, ViewQuality]] | None = None
-        self._judge: Any = None
         self._aside = Aside(self._look_aside)
         self._seldom = Seldom()
 
@@ -175,11 +174,9 @@ class Gate:
         reference, declared = self._known()
         name = asking.subject.name
         asking = replace(asking, profile=reference.views.get(name), said=declared.get(name))
-        if self._judge is None:
-            from hotplate.quality.gx import Judge
+        from hotplate.quality.gx import Judge
 
-            self._judge = Judge()
-        checked = check(asking, frames, self._judge)
+        checked = check(asking, frames, Judge())
         self._counters.checked += 1
         if not checked.is_good:
             self._counters.failed += 1

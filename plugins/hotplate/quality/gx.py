@@ -11,6 +11,7 @@ floats are whole numbers, that versions come in order, that entities are known e
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -63,6 +64,9 @@ __all__ = ["Judge", "Verdict", "columns_of", "is_about_rows", "known", "made", "
 _EXAMPLES: Final = 5
 _FORMAT: Final = {"result_format": "BASIC", "partial_unexpected_count": _EXAMPLES}
 _MARK: Final = "hotplate"
+_MUCH: Final = 200_000_000
+_MANY: Final = 20
+_TIMES: Final = 3  # a frame, its rows without nulls, and what is true of each of them
 _known: ContextVar[Mapping[str, Collection[Any]]] = ContextVar("known", default={})  # noqa: B039
 
 
@@ -245,15 +249,20 @@ def is_about_rows(expectation: Any) -> bool:
 
 
 class Judge:
-    """Runs expectations on frames. Nothing is written anywhere, nothing is sent."""
+    """Runs expectations on frames. Nothing is written anywhere, nothing is sent.
+
+    Each frame has a name of its own: an engine keeps what it computed by the names of the batch
+    and the column, and would answer for a second frame with what it found in the first. It keeps
+    the frames, too, so it is given up for another one when they are many or large; they hang
+    together in circles that Python finds late by itself.
+
+    Not for two threads at once.
+    """
 
     def __init__(self) -> None:
-        context = gx.get_context(mode="ephemeral")
-        context.variables.progress_bars = ProgressBarsConfig(
-            globally=False, metric_calculations=False
-        )
-        asset = context.data_sources.add_pandas("hotplate").add_dataframe_asset("rows")
-        self._batches = asset.add_batch_definition_whole_dataframe("all")
+        self._engine: Any = None
+        self._frames = 0
+        self._kept_bytes = 0
 
     def __call__(self, frame: pd.DataFrame, expectations: Sequence[Any]) -> list[Verdict]:
         """What comes of each expectation, in their order.
@@ -268,11 +277,30 @@ class Judge:
             for number, one in enumerate(expectations)
         ]
         with _quiet():
-            batch = self._batches.get_batch({"dataframe": frame})
+            batch = self._batches().get_batch({"dataframe": frame})
             suite = ExpectationSuite(name="hotplate", expectations=marked)
             found = batch.validate(suite, result_format=_FORMAT)
+        self._kept_bytes += _TIMES * int(frame.memory_usage().sum())
         by_number = {one.expectation_config.meta[_MARK]: one for one in found.results}
         return [_verdict(by_number[number]) for number in range(len(expectations))]
+
+    def _batches(self) -> Any:
+        if self._frames >= _MANY or self._kept_bytes > _MUCH:
+            is_much = self._kept_bytes > _MUCH
+            self._engine, self._frames, self._kept_bytes = None, 0, 0
+            if is_much:
+                gc.collect()
+        if self._engine is None:
+            self._engine = _new_engine()
+        self._frames += 1
+        asset = self._engine.add_dataframe_asset(f"rows {self._frames}")
+        return asset.add_batch_definition_whole_dataframe("all")
+
+
+def _new_engine() -> Any:
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
+    return context.data_sources.add_pandas("hotplate")
 
 
 def _verdict(found: Any) -> Verdict:

@@ -9,6 +9,9 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Final
 
+import numpy as np
+import pandas as pd
+
 __all__ = [
     "ERROR",
     "FAILED",
@@ -202,6 +205,8 @@ def masked(value: Any, hidden: Collection[str], column: str = "") -> str:
         return "{" + ", ".join(parts) + "}"
     if column in hidden and value is not None:
         return f"#{blake2b(repr(value).encode(), digest_size=3, key=_SALT).hexdigest()}"
+    if isinstance(value, np.datetime64):
+        value = pd.Timestamp(value, tz="UTC")
     if isinstance(value, datetime):
         return value.isoformat(sep=" ")
     text = repr(value) if isinstance(value, str) else str(value)
