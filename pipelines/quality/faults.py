@@ -147,7 +147,7 @@ FAULTS: Final = (
           _known_before, "payments"),
     Fault("versions out of order", _EVENTS, f"customer_id, {_AT}, arrived", "order",
           _late, "payments"),
-    Fault("three rows of four lost", _EVENTS, "customer_id", "rows", _lost, "payments"),
+    Fault("three rows of four lost", _EVENTS, "", "rows", _lost, "payments"),
     Fault("unknown entities", _EVENTS, "customer_id", "covered", _strangers, "payments"),
     Fault("a score above 1", "decisions", "score", "range", _set("score", 0.01, 1.5), "decisions"),
     Fault("an unknown decision", "decisions", "decision", "values",

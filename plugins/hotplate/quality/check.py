@@ -256,7 +256,8 @@ def _frame(
         and one.type == pa.int64()
         and table.column(one.name).null_count
     ]
-    ids = {name: pd.array(table.column(name), dtype="Int64") for name in exact}
+    nullable = {pa.int64(): pd.Int64Dtype()}.get
+    ids = {name: table.column(name).to_pandas(types_mapper=nullable) for name in exact}
     plain = table.to_pandas(ignore_metadata=True)
     for name, values in ids.items():  # as floats two ids may look alike
         plain[name] = values

@@ -48,6 +48,8 @@ th { font-weight: 600; color: var(--soft); font-size: .86rem; white-space: nowra
 tr:last-child td { border-bottom: 0; }
 td.number { text-align: right; white-space: nowrap; } th.number { text-align: right; }
 td.name { white-space: nowrap; font-weight: 600; }
+td.column { min-width: 11rem; max-width: 18rem; } td.says { min-width: 17rem; }
+td.seen { min-width: 14rem; }
 .of { display: block; color: var(--soft); font-size: .84rem; font-weight: 400; }
 .badge { display: inline-block; min-width: 4.6rem; text-align: center; padding: .06rem .5rem;
   border-radius: 99px; font-size: .82rem; font-weight: 600; }
@@ -144,9 +146,8 @@ def _faults(report: Report) -> str:
 
 def _fault(one: Outcome) -> str:
     return (
-        f'<tr><td class="name">{_link(one.view)}</td><td><code>{escape(one.column)}</code></td>'
-        f"<td>{_expected(one)}</td>"
-        f'<td class="number bad">{_share(one)}</td><td>{_seen(one)}</td></tr>'
+        f'<tr><td class="name">{_link(one.view)}</td>{_cells(one)}'
+        f'<td class="number bad">{_share(one)}</td><td class="seen">{_seen(one)}</td></tr>'
     )
 
 
@@ -175,9 +176,8 @@ def _view(one: Checked) -> str:
     rows = "unread" if one.rows is None else f"{one.rows:,} rows"
     head = _head(("", ""), ("Column", ""), ("Expected", ""), ("Failing", "number"), ("Seen", ""))
     lines = [
-        f"<tr><td>{_badge(outcome.status)}</td><td><code>{escape(outcome.column)}</code></td>"
-        f'<td>{_expected(outcome)}</td><td class="number">{_share(outcome)}</td>'
-        f"<td>{_seen(outcome)}</td></tr>"
+        f"<tr><td>{_badge(outcome.status)}</td>{_cells(outcome)}"
+        f'<td class="number">{_share(outcome)}</td><td class="seen">{_seen(outcome)}</td></tr>'
         for outcome in one.outcomes
     ]
     said = f"<p>{escape(one.problem)}</p>" if one.problem else _table(head, lines)
@@ -201,6 +201,13 @@ def _status(one: Checked) -> str:
 def _badge(status: str) -> str:
     kind, text = _SHOWN[status]
     return f'<span class="badge {kind}">{text}</span>'
+
+
+def _cells(one: Outcome) -> str:
+    return (
+        f'<td class="column"><code>{escape(one.column)}</code></td>'
+        f'<td class="says">{_expected(one)}</td>'
+    )
 
 
 def _expected(one: Outcome) -> str:
