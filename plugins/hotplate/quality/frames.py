@@ -159,7 +159,7 @@ def of_file(
             where=str(path), problem="no such file", fix="Name a Parquet or CSV file or folder."
         )
     try:
-        if path.is_file() and path.suffix.lower() in _CSV:
+        if not path.is_dir() and path.suffix.lower() in _CSV:
             return Table(pyarrow.csv.read_csv(path), renamed)
         return Stored(str(path), ds.dataset(str(path), format="parquet"), renamed, span)
     except (OSError, pa.ArrowException) as error:

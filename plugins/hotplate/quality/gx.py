@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,14 +28,36 @@ from hotplate.quality.errors import QualityError
 from hotplate.quality.kinds import NOTHING, kind_of
 from hotplate.quality.profiling import disorder_of
 
+
+@contextmanager
+def _as_a_program() -> Iterator[None]:
+    """Under `python -c`, PySpark takes the process for its own doctests and ends it, with 0.
+
+    Great Expectations imports PySpark wherever that is installed.
+    """
+    main = sys.modules.get("__main__")
+    if main is None or hasattr(main, "__file__"):
+        yield
+        return
+    main.__file__ = "<command>"
+    try:
+        yield
+    finally:
+        del main.__file__
+
+
 _showwarning = warnings.showwarning
 try:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _as_a_program():
         warnings.simplefilter("ignore")
         import great_expectations as gx
         import great_expectations.expectations as gxe
         from great_expectations.core import ExpectationSuite
-        from great_expectations.data_context.types.base import ProgressBarsConfig
+        from great_expectations.data_context.types.base import (
+            DataContextConfig,
+            InMemoryStoreBackendDefaults,
+            ProgressBarsConfig,
+        )
         from great_expectations.execution_engine import PandasExecutionEngine
         from great_expectations.expectations.expectation import (
             BatchExpectation,
@@ -298,8 +321,10 @@ class Judge:
 
 
 def _new_engine() -> Any:
-    context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
+    defaults = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)  # nothing on the disk
+    bars = ProgressBarsConfig(globally=False, metric_calculations=False)
+    config = DataContextConfig(store_backend_defaults=defaults, progress_bars=bars)
+    context = gx.get_context(mode="ephemeral", project_config=config)
     return context.data_sources.add_pandas("hotplate")
 
 
