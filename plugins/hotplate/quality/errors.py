@@ -17,7 +17,7 @@ class QualityError(HotplateError):
         self.where = where
         self.problem = problem
         self.fix = fix
-        super().__init__(f"{where}: {problem}. {fix}".rstrip())
+        super().__init__(f"{where}: {problem.rstrip('.')}. {fix}".rstrip())
 
 
 class QualityFailed(HotplateError):

@@ -56,18 +56,12 @@ def _run(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where classes that the file defines look for their names
     try:
+        if b"great_expectations" in path.read_bytes():
+            import hotplate.quality.gx  # noqa: F401 - with the care that its import needs
         with _beside(path.parent):
             spec.loader.exec_module(module)
     except QualityError as error:
         raise QualityError(where=_at(path), problem=str(error), fix="") from None
-    except ImportError as error:
-        raise QualityError(
-            where=str(path),
-            problem=f"{error}",
-            fix="Great Expectations comes with: pip install 'feast-hotplate[quality]'"
-            if (error.name or "").startswith("great_expectations")
-            else "",
-        ) from error
     except (Exception, SystemExit) as error:
         raise QualityError(
             where=_at(path), problem=f"{type(error).__name__}: {error}", fix=""
