@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help demo reads test lint types fast heavy soak bench bench-short faults clean
+.PHONY: help demo reads quality test lint types fast heavy soak bench bench-short faults clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ demo: $(VENV)/.demo ## fraud scoring on a server of its own: payments, features,
 
 reads: $(VENV)/.demo ## reads alone, bare and cached, while others write: speed, staleness and its bounds as plots
 	$(BIN)/python -m pipelines.reads $(ARGS)
+
+quality: $(VENV)/.dev ## data quality of the demo: good data must pass, every planted fault must be named
+	$(BIN)/python -m pipelines.quality $(ARGS)
 
 lint: $(VENV)/.dev ## ruff
 	$(BIN)/ruff check --output-format concise .

@@ -46,10 +46,8 @@ labels = ViewQuality(
     "terminal_windows_events",
     max_age="15d",
     expectations=[
-        gxe.ExpectColumnMeanToBeBetween(
-            column="is_fraud",
-            max_value=0.3,
-            description="fewer than three payments of ten are frauds",
+        gxe.ExpectColumnDistinctValuesToEqualSet(
+            column="is_fraud", value_set=[0, 1], description="a label is 0 or 1, and there are both"
         ),
     ],
 )
