@@ -187,6 +187,20 @@ def test_apply_refuses_a_gate_that_nothing_asks(tmp_path: Path) -> None:
         repo.apply()
 
 
+def test_the_doctor_looks_at_the_gate(tmp_path: Path) -> None:
+    """Fine with a reference, an error without one, nothing where the gate is off."""
+    repo = gated(tmp_path, materialize="block")
+
+    def seen(made: QualityRepo) -> list[tuple[str, str]]:
+        found = hotplate.of(made.store()).examine()
+        return [(one.status, one.fix) for one in found if one.check == "quality"]
+
+    assert seen(repo) == [("ok", "")]
+    (repo.folder / "quality.json").unlink()
+    assert seen(repo) == [("error", "hotplate quality profile")]
+    assert seen(QualityRepo(tmp_path / "off")) == []
+
+
 # -- pushes ---------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ def examine(
     """
     found = [_profile(runtime), _registry(store), _memory(runtime)]
     found += examine_folders(runtime.settings)
+    found += _gate(store, runtime)
     policies: Mapping[str, ResolvedPolicy] = {}
     try:
         policies = resolve()
@@ -139,6 +141,24 @@ def machine_bytes() -> int | None:
         except (OSError, ValueError):  # no container, or no limit
             continue
     return there
+
+
+def _gate(store: FeatureStore, runtime: Runtime) -> list[Finding]:
+    """The quality gate: whether it has what it judges by."""
+    settings = runtime.settings.quality
+    if settings is None or not {settings.materialize, settings.pushes} - {"off"}:
+        return []
+    path = Path(store.config.repo_path or ".") / settings.reference
+    seen = f"materialize: {settings.materialize}, pushes: {settings.pushes}, by {path}"
+    if find_spec("great_expectations") is None:
+        fix = "pip install 'feast-hotplate[quality]'"
+        return [Finding("quality", ERROR, "Great Expectations is not installed", fix)]
+    if not getattr(store._get_provider(), "judges_quality", False):
+        fix = "write provider: hotplate.provider.HotplateProvider"
+        return [Finding("quality", ERROR, "nothing asks the gate under this provider", fix)]
+    if not path.is_file():
+        return [Finding("quality", ERROR, f"{path} is not there", "hotplate quality profile")]
+    return [Finding("quality", OK, seen)]
 
 
 # -- policies -------------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ except ImportError as error:
 finally:
     if warnings.showwarning is not _showwarning:
         logging.captureWarnings(False)  # it turns that on for the whole process
+    if not logging.getLogger("great_expectations").level:  # it logs at length what a verdict says
+        logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
 
 __all__ = ["Judge", "Verdict", "columns_of", "is_about_rows", "known", "made", "version"]
 
@@ -299,10 +301,9 @@ class Judge:
             one.copy(update={"meta": {**(one.meta or {}), _MARK: number}, "id": None})
             for number, one in enumerate(expectations)
         ]
-        with _quiet():
-            batch = self._batches().get_batch({"dataframe": frame})
-            suite = ExpectationSuite(name="hotplate", expectations=marked)
-            found = batch.validate(suite, result_format=_FORMAT)
+        batch = self._batches().get_batch({"dataframe": frame})
+        suite = ExpectationSuite(name="hotplate", expectations=marked)
+        found = batch.validate(suite, result_format=_FORMAT)
         self._kept_bytes += _TIMES * int(frame.memory_usage().sum())
         by_number = {one.expectation_config.meta[_MARK]: one for one in found.results}
         return [_verdict(by_number[number]) for number in range(len(expectations))]
@@ -354,17 +355,3 @@ def _problem(said: Any) -> str:
             lines = str(info.get("exception_message") or "").strip().splitlines()
             return lines[-1][:300] if lines else "it raised an error without a text"
     return ""
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Its warnings and log lines say again, at length, what a verdict says."""
-    logger = logging.getLogger("great_expectations")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -94,7 +94,9 @@ def of_view(view: Any) -> Subject | None:
         WindowSpecError: the tag of a windowed view cannot be read.
     """
     source = getattr(view, "batch_source", None)
-    if source is None or windowed_of(view) is not None or _is_transformed(view):
+    if source is None or not hasattr(view, "entity_columns"):
+        return None
+    if windowed_of(view) is not None or _is_transformed(view):
         return None  # a windowed view is computed from the events, which have a view of their own
     log = event_log_of(view)
     event_id = log.spec.event_id if log is not None else ""
