@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 from rich.console import Console
@@ -60,11 +60,21 @@ def main(context: click.Context, repo: Path, customers: int, real: Path, out: Pa
     if context.invoked_subcommand is not None:
         return
     try:
+        from hotplate import HotplateError
+    except ImportError as error:
+        _fail(f"{error}; install what this needs: pip install 'feast-hotplate[all,quality]'")
+    try:
         is_good = _run(_console(), repo, customers, real, out)
+    except (ValueError, OSError, HotplateError) as error:
+        _fail(str(error))
     except KeyboardInterrupt:
-        click.echo("quality: stopped", err=True)
-        raise SystemExit(1) from None
+        _fail("stopped; nothing of it is kept")
     raise SystemExit(0 if is_good else 1)
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"quality: {' '.join(message.split())}", err=True)
+    raise SystemExit(1)
 
 
 def _console() -> Console:

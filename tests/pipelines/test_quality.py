@@ -76,3 +76,11 @@ def test_real_transactions_are_as_expected(stage: Stage) -> None:
     (checked,) = stage.quality({"transactions": REAL}).check(["transactions"], stage.now).checked
     assert checked.is_good, checked.bad
     assert checked.rows == 1_754_155
+
+
+def test_a_wrong_repo_is_one_line(tmp_path: Path) -> None:
+    """A folder that is no feature repo is said as such."""
+    done = CliRunner().invoke(main, ["--repo", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "feature_store.yaml" in done.output
+    assert "Traceback" not in done.output

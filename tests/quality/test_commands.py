@@ -404,6 +404,26 @@ def test_it_uses_no_network(repo: QualityRepo, environment: dict[str, str]) -> N
     assert (repo.folder / "page" / "index.html").exists()
 
 
+@pytest.mark.heavy
+def test_without_great_expectations_it_says_what_to_install(
+    repo: QualityRepo, environment: dict[str, str]
+) -> None:
+    """Where the extra is missing, the command ends with the line that brings it."""
+    code = (
+        "import sys; sys.modules['great_expectations'] = None\n"
+        "from hotplate.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "quality", "run", "-c", str(repo.folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "pip install 'feast-hotplate[quality]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_older_moment_can_be_judged(repo: QualityRepo) -> None:
     """`--now` makes a month-old file fresh again, and a fresh one of the future."""
     later = (NOW + timedelta(days=60)).isoformat()
