@@ -208,6 +208,6 @@ def masked(value: Any, hidden: Collection[str], column: str = "") -> str:
     if isinstance(value, np.datetime64):
         value = pd.Timestamp(value, tz="UTC")
     if isinstance(value, datetime):
-        return value.isoformat(sep=" ")
+        return value.isoformat(sep=" ").replace("+00:00", "Z")
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -49,7 +49,8 @@ tr:last-child td { border-bottom: 0; }
 td.number { text-align: right; white-space: nowrap; } th.number { text-align: right; }
 td.name { white-space: nowrap; font-weight: 600; }
 td.column { min-width: 11rem; max-width: 18rem; } td.says { min-width: 17rem; }
-td.seen { min-width: 14rem; }
+td.seen { min-width: 19rem; } td.place { min-width: 16rem; }
+code.row { display: block; }
 .of { display: block; color: var(--soft); font-size: .84rem; font-weight: 400; }
 .badge { display: inline-block; min-width: 4.6rem; text-align: center; padding: .06rem .5rem;
   border-radius: 99px; font-size: .82rem; font-weight: 600; }
@@ -63,6 +64,7 @@ details.view > div { padding: 0 1.1rem 1rem; }
 a { color: inherit; }
 @media print { details.view { break-inside: avoid; } }
 """
+_ROWS: Final = 3
 _SHOWN: Final = {
     PASSED: ("good", "passed"),
     FAILED: ("bad", "failed"),
@@ -159,7 +161,7 @@ def _overview(report: Report) -> str:
     rows = [
         f'<tr><td class="name">{_link(one.view)}</td><td>{_badge(_status(one))}</td>'
         + "".join(f'<td class="number">{escape(cell)}</td>' for cell in _numbers(one))
-        + f'<td class="soft">{escape(one.where)}</td></tr>'
+        + f'<td class="place soft">{escape(one.where)}</td></tr>'
         for one in report.checked
     ]
     return _table(head, rows)
@@ -222,8 +224,12 @@ def _share(one: Outcome) -> str:
 
 
 def _seen(one: Outcome) -> str:
-    parts = [f"<code>{escape(example)}</code>" for example in one.examples]
-    seen = ", ".join(parts) or escape(one.observed)
+    rows = [example for example in one.examples if example.startswith("{")]
+    parts = [f'<code class="row">{escape(example)}</code>' for example in rows[:_ROWS]]
+    seen = "".join(parts) or ", ".join(
+        f"<code>{escape(example)}</code>" for example in one.examples
+    )
+    seen = seen or escape(one.observed)
     return seen + (f'<span class="of">{escape(one.hint)}</span>' if one.hint else "")
 
 
