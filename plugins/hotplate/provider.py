@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
@@ -32,6 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["HotplateProvider"]
 
 _log = logging.getLogger("hotplate")
+_MATERIALIZED: Final = (
+    "start_date",
+    "end_date",
+    "registry",
+    "project",
+    "tqdm_builder",
+    "disable_event_timestamp",
+)
+"""What Feast hands to `materialize_single_feature_view` after the view, in its order."""
 
 
 class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
@@ -149,9 +159,9 @@ class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
         if "gate" not in made:
             from hotplate.quality.gate import Gate
 
-            counters = self.online_store.runtime(self.repo_config).quality
-            # one step for all threads
-            made.setdefault("gate", Gate(self.repo_config, settings, counters))
+            runtime = self.online_store.runtime(self.repo_config)
+            gate = Gate(self.repo_config, settings, runtime.quality, runtime.clock)
+            made.setdefault("gate", gate)  # one step for all threads
         return made["gate"]
 
     def materialize_single_feature_view(
@@ -175,11 +185,11 @@ class HotplateProvider(PassthroughProvider):  # type: ignore[misc]
     def _materialize(self, config: Any, feature_view: Any, *args: Any, **kwargs: Any) -> None:
         """As Feast's; then this process forgets what the engine wrote from other processes."""
         if (gate := self._gate()) is not None:
-            names = ("start_date", "end_date")
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            gate.before_materialize(
-                feature_view, self.offline_store, given["start_date"], given["end_date"]
-            )
+            given = {**dict(zip(_MATERIALIZED, args, strict=False)), **kwargs}
+            start, end = given["start_date"], given["end_date"]
+            if given.get("disable_event_timestamp"):  # everything up to now, whatever was asked
+                start = datetime.fromtimestamp(0, UTC)
+            gate.before_materialize(feature_view, self.offline_store, start, end)
         try:
             super().materialize_single_feature_view(config, feature_view, *args, **kwargs)
         finally:

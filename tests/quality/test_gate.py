@@ -39,12 +39,12 @@ def gated(folder: Path, **quality: Any) -> QualityRepo:
     return made
 
 
-def materialize(repo: QualityRepo, store: FeatureStore | None = None) -> FeatureStore:
+def materialize(repo: QualityRepo, store: FeatureStore | None = None, **more: Any) -> FeatureStore:
     """Materialize everything of the last two months."""
     store = store or repo.store()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        store.materialize(NOW - timedelta(days=60), NOW, feature_views=["cards"])
+        store.materialize(NOW - timedelta(days=60), NOW, feature_views=["cards"], **more)
     return store
 
 
@@ -162,6 +162,34 @@ def test_a_gate_without_a_reference_is_refused(
     stats = hotplate.of(store).stats().quality
     assert stats is not None
     assert stats.errors == 1
+
+
+def test_everything_is_judged_where_everything_is_written(tmp_path: Path) -> None:
+    """`disable_event_timestamp` writes rows of all times, so rows of all times are judged."""
+    repo = gated(tmp_path, materialize="block")
+    old = repo.good.assign(
+        amount=-1.0,
+        **{name: repo.good[name] - timedelta(days=90) for name in (AT, CREATED)},
+    )
+    repo.write(pd.concat([old, repo.good], ignore_index=True))
+    with pytest.raises(QualityFailed):
+        materialize(repo, disable_event_timestamp=True)
+
+
+def test_a_fault_of_the_gate_itself_stops_nothing_that_is_only_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the gate stumbles over, `warn` writes, counts and says so."""
+    repo = gated(tmp_path, materialize="warn")
+
+    def broken(*arguments: Any) -> Any:
+        raise RuntimeError("stumbled")
+
+    monkeypatch.setattr("hotplate.quality.gate.check", broken)
+    with caplog.at_level(logging.WARNING, "hotplate.quality"):
+        store = materialize(repo)
+    assert "stumbled" in caplog.text
+    assert read(store, int(repo.good["card_id"].iloc[-1])) is not None
 
 
 def test_what_the_repo_says_is_read_again(tmp_path: Path) -> None:

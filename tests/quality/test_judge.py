@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import hotplate
+from hotplate.quality import ViewQuality
 from hotplate.quality.check import Asking, check
 from hotplate.quality.derive import PART, WHOLE
 from hotplate.quality.frames import Span, Table, of_file, of_frame
@@ -23,6 +25,7 @@ from hotplate.quality.outcome import Checked, percent
 from hotplate.quality.profiling import disorder_of, profile
 from hotplate.quality.subject import Column, Subject
 
+from ..test_architecture import imports
 from .repo import AT, CREATED, NOW
 
 SUBJECT = Subject(
@@ -250,3 +253,46 @@ def test_a_part_counts_age_from_its_end() -> None:
 def test_shares_are_never_rounded_away(share: float, shown: str) -> None:
     """A share that is not nothing is not shown as nothing."""
     assert percent(share) == shown
+
+
+@pytest.mark.parametrize(("package", "file"), [("great_expectations", "gx"), ("sqlalchemy", "sql")])
+def test_one_file_knows_a_third_party(package: str, file: str) -> None:
+    """Great Expectations and SQLAlchemy are imported in one file of the room each."""
+    room = Path(hotplate.__file__).parent / "quality"
+    found = [
+        path.stem
+        for path in room.glob("*.py")
+        if any(name.split(".")[0] == package for name in imports(path))
+    ]
+    assert found == [file]
+
+
+def test_a_folder_of_partitions_has_their_columns(tmp_path: Path) -> None:
+    """`day=2026-03-01/` is a column, as it is to Feast's own file store."""
+    for number in range(2):
+        part = tmp_path / f"card={number}"
+        part.mkdir()
+        frame_of([(number, 1.0, 0, 0)]).drop(columns="card").to_parquet(part / "0.parquet")
+    found = of_file(tmp_path)
+    assert sorted(found.read(["card"]).column(0).to_pylist()) == [0, 1]
+
+
+def test_an_error_that_may_hold_an_id_is_not_shown() -> None:
+    """What an expectation over keys raises is shown with the ids alone."""
+    said = ViewQuality("cards", [gxe.ExpectColumnValuesToMatchRegex(column="card", regex="(")])
+    frame = frame_of([(123_456, 1.0, 0, 0)])
+    for shows_ids in (False, True):
+        asking = Asking(SUBJECT, NOW, "", None, said, shows_ids=shows_ids)
+        (one,) = check(asking, of_frame(frame), Judge()).bad
+        assert one.status == "error"
+        assert ("not shown" in one.observed) is not shows_ids
+
+
+def test_a_share_is_of_the_rows_that_have_a_value() -> None:
+    """Nulls are no part of what lies out of range; of nulls all rows count."""
+    frame = pd.DataFrame({"a": [1.0, 9.0, None, None]})
+    between = gxe.ExpectColumnValuesToBeBetween(column="a", max_value=5)
+    there = gxe.ExpectColumnValuesToNotBeNull(column="a")
+    ranged, nulls = Judge()(frame, [between, there])
+    assert (ranged.failing, ranged.of, ranged.share) == (1, 2, 0.5)
+    assert (nulls.failing, nulls.of, nulls.share) == (2, 4, 0.5)

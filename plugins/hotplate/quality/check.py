@@ -296,9 +296,12 @@ def _note(
 def _outcome(asking: Asking, one: _Item, verdict: Verdict, schema: pa.Schema | None) -> Outcome:
     name = asking.subject.name
     if verdict.problem:
-        return Outcome(
-            name, one.column, one.check, verdict.name, one.says, ERROR, observed=verdict.problem
-        )
+        seen = verdict.problem
+        if one.columns is None or asking.hidden & set(one.columns):
+            seen = "raised an error, which is not shown: it may hold an id (--show-ids shows it)"
+        if asking.shows_ids:
+            seen = verdict.problem
+        return Outcome(name, one.column, one.check, verdict.name, one.says, ERROR, observed=seen)
     status = PASSED if verdict.is_good else FAILED
     examples: tuple[str, ...] = ()
     if status == FAILED and one.check != "nulls":

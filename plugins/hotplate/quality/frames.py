@@ -161,7 +161,9 @@ def of_file(
     try:
         if not path.is_dir() and path.suffix.lower() in _CSV:
             return Table(pyarrow.csv.read_csv(path), renamed)
-        return Stored(str(path), ds.dataset(str(path), format="parquet"), renamed, span)
+        return Stored(
+            str(path), ds.dataset(str(path), format="parquet", partitioning="hive"), renamed, span
+        )
     except (OSError, pa.ArrowException) as error:
         raise unreadable(str(path), error) from None
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import pandas as pd
 
+from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.errors import HotplateError
 from hotplate.quality.aside import Aside
 from hotplate.quality.check import Asking, check
@@ -50,9 +51,17 @@ class Gate:
         config: Feast's.
         settings: `online_store.quality`, see `hotplate.settings.QualityConfig`.
         counters: what it has seen.
+        clock: where the time comes from.
     """
 
-    def __init__(self, config: Any, settings: Any, counters: QualityCounters) -> None:
+    def __init__(
+        self,
+        config: Any,
+        settings: Any,
+        counters: QualityCounters,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._clock = clock
         self._config = config
         self._settings = settings
         self._counters = counters
@@ -76,14 +85,14 @@ class Gate:
         subject = None if mode == "off" else of_view(view)
         if subject is None:
             return
-        now = datetime.now(UTC)
+        now = self._now()
         span = Span(subject.moment, start, end)
         try:
             frames = rows_of(subject, self._config, offline_store, span)
             place = place_of(subject, self._config)
             asking = Asking(subject, now, place, scope=PART, as_of=min(now, end))
             checked = self._checked(asking, frames)
-        except HotplateError as error:
+        except Exception as error:
             self._counters.errors += 1
             self._counters.last = str(error)
             if mode == "block":
@@ -165,8 +174,11 @@ class Gate:
             )
 
     def _checked_push(self, subject: Subject, frame: pd.DataFrame) -> Checked:
-        asking = Asking(subject, datetime.now(UTC), "a push", scope=BATCH)
+        asking = Asking(subject, self._now(), "a push", scope=BATCH)
         return self._checked(asking, of_frame(frame, subject.renamed))
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.wall_ns() / 1e9, UTC)
 
     # -- both -----------------------------------------------------------------------------------
 

@@ -337,12 +337,14 @@ def _verdict(found: Any) -> Verdict:
     percent = result.get("unexpected_percent")
     if "unexpected_count" not in result:
         return Verdict(name, bool(found.success), observed=result.get("observed_value"))
+    # a share is of the rows that have a value, but where nulls themselves are asked for
+    of, missing = result.get("element_count"), result.get("missing_count") or 0
     return Verdict(
         name,
         bool(found.success),
         share=None if percent is None else percent / 100,
         failing=result.get("unexpected_count"),
-        of=result.get("element_count"),
+        of=of if of is None or missing == result["unexpected_count"] else of - missing,
         values=tuple(result.get("partial_unexpected_list") or ())[:_EXAMPLES],
     )
 

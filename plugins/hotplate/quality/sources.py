@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs
 from feast import FileSource
+from feast.data_format import ParquetFormat
 from feast.infra.offline_stores.file_source import FileSource as StoredFileSource
 
 from hotplate.quality.errors import QualityError
@@ -20,6 +21,7 @@ from hotplate.quality.subject import Subject
 __all__ = ["place_of", "rows_of"]
 
 _BEGIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_PARQUET: Final = (ParquetFormat, type(None))
 _AHEAD: Final = timedelta(days=36_500)
 
 
@@ -47,7 +49,7 @@ def rows_of(subject: Subject, config: Any, offline_store: Any, span: Span | None
         QualityError: they cannot be read.
     """
     source = subject.source
-    if isinstance(source, FileSource):
+    if isinstance(source, FileSource) and isinstance(source.file_format, _PARQUET):
         return _of_file_source(source, subject.renamed, config, span)
     try:
         return _asked(subject, config, offline_store, span)
@@ -68,7 +70,7 @@ def _of_file_source(
         )
         if filesystem is None:
             filesystem, path = pa.fs.FileSystem.from_uri(place)
-        dataset = ds.dataset(path, filesystem=filesystem, format="parquet")
+        dataset = ds.dataset(path, filesystem=filesystem, format="parquet", partitioning="hive")
     except (OSError, ValueError, pa.ArrowException) as error:
         raise unreadable(place, error) from None
     return Stored(place, dataset, renamed, span)
