@@ -15,13 +15,16 @@ from feast.data_format import ParquetFormat
 from feast.infra.offline_stores.file_source import FileSource as StoredFileSource
 
 from hotplate.quality.errors import QualityError
-from hotplate.quality.frames import Frames, Span, Stored, Table, of_file, unreadable
+from hotplate.quality.frames import Frames, Span, Stored, Table, as_utc, of_file, unreadable
 from hotplate.quality.subject import Subject
 
 __all__ = ["place_of", "rows_of"]
 
 _BEGIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PARQUET: Final = (ParquetFormat, type(None))
+_NO_ZONE: Final = frozenset(
+    {"timestamp without time zone", "datetime", "timestamp_ntz", "timestampntz"}
+)
 _AHEAD: Final = timedelta(days=36_500)
 
 
@@ -53,6 +56,8 @@ def rows_of(subject: Subject, config: Any, offline_store: Any, span: Span | None
         return _of_file_source(source, subject.renamed, config, span)
     try:
         return _asked(subject, config, offline_store, span)
+    except QualityError:
+        raise
     except Exception as error:
         where = f"{subject.name}, {place_of(subject, config)}"
         raise unreadable(where, error) from error
@@ -78,7 +83,7 @@ def _of_file_source(
 
 def _asked(subject: Subject, config: Any, offline_store: Any, span: Span | None) -> Table:
     source, given = subject.source, {name: stored for stored, name in subject.renamed.items()}
-    there = {name for name, _ in source.get_table_column_names_and_types(config)}
+    there = dict(source.get_table_column_names_and_types(config))
     moment, created = source.timestamp_field, source.created_timestamp_column
     if moment not in there:
         raise QualityError(
@@ -89,7 +94,7 @@ def _asked(subject: Subject, config: Any, offline_store: Any, span: Span | None)
     names = [given.get(one.name, one.name) for one in subject.columns]
     names = [name for name in names if name in there and name not in (moment, created)]
     keys = [name for name in names if subject.renamed.get(name, name) in subject.keys]
-    job = offline_store.pull_all_from_table_or_query(
+    job: Any = offline_store.pull_all_from_table_or_query(
         config=config,
         data_source=source,
         join_key_columns=keys,
@@ -99,4 +104,11 @@ def _asked(subject: Subject, config: Any, offline_store: Any, span: Span | None)
         start_date=_BEGIN if span is None else span.start,
         end_date=datetime.now(UTC) + _AHEAD if span is None else span.end,
     )
-    return Table(job.to_arrow(), subject.renamed)
+    rows = job.to_arrow()
+    # a store may answer without the zone that its table has: what the table says counts
+    for place, name in enumerate(rows.column_names):
+        is_moment = pa.types.is_timestamp(rows.schema.field(place).type)
+        if not is_moment or there.get(name, "").lower() in _NO_ZONE:
+            continue
+        rows = rows.set_column(place, name, as_utc(rows.select([name])).column(0))
+    return Table(rows, subject.renamed)
