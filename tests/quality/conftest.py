@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import hotplate.quality.gx  # noqa: F401 - first imported in the main thread, for all tests
+
 from .repo import QualityRepo
 
 

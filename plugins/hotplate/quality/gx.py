@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,17 @@ from hotplate.quality.derive import Expected
 from hotplate.quality.errors import QualityError
 from hotplate.quality.kinds import NOTHING, kind_of
 from hotplate.quality.profiling import disorder_of
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """It warns of its own imports; filters are the process's: only the main thread changes them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager
@@ -48,8 +60,7 @@ def _as_a_program() -> Iterator[None]:
 
 _showwarning = warnings.showwarning
 try:
-    with warnings.catch_warnings(), _as_a_program():
-        warnings.simplefilter("ignore")
+    with _quietly(), _as_a_program():
         import great_expectations as gx
         import great_expectations.expectations as gxe
         from great_expectations.core import ExpectationSuite
