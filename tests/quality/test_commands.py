@@ -99,6 +99,15 @@ def test_junit_is_what_a_ci_reads(faulty: QualityRepo, tmp_path: Path) -> None:
     assert ID not in path.read_text()
 
 
+def test_junit_survives_what_xml_cannot_hold(repo: QualityRepo, tmp_path: Path) -> None:
+    """Control characters and markup in data make no broken XML."""
+    repo.write(repo.good.assign(kind="\x00\x07<a href='b'>\ufffe"))
+    path = tmp_path / "junit.xml"
+    repo.command("run", "cards", "--junit", str(path), *AS_OF)
+    failures = ElementTree.parse(path).getroot().findall("testsuite/testcase/failure")
+    assert {one.get("type") for one in failures} == {"values"}
+
+
 class Links(HTMLParser):
     """What a page would fetch."""
 
