@@ -388,21 +388,8 @@ def _confirm(question: str, *, yes: bool) -> None:
         fail("nothing was done")
 
 
-_COMMANDS = (
-    advise,
-    drift,
-    inspect,
-    metrics,
-    outputs,
-    quality,
-    report,
-    skew,
-    stats,
-    top,
-    warm,
-    windows,
-)
-for _command in _COMMANDS:
+_COMMANDS = (advise, drift, inspect, metrics, outputs, quality, report, skew, stats, top)
+for _command in (*_COMMANDS, warm, windows):
     main.add_command(_command)
 
 
