@@ -16,7 +16,7 @@ PACKAGE = ROOT / "plugins" / "hotplate"
 PURE = {
     *("errors", "durations", "sizes", "clock", "policy", "cache_policy", "resolved", "loaders"),
     *("keys", "codec", "contracts", "stats", "seldom", "forks", "pace"),
-    *("histogram", "sampling"),
+    *("histogram", "sampling", "intervals"),
 }
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(PURE, PURE),

@@ -7,13 +7,13 @@ test with 16 threads holds that. A snapshot is immutable.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from hotplate.histogram import AGES_S, WAITS_S, Histogram, HistogramStats
+from hotplate.intervals import wilson_interval
 from hotplate.sizes import format_bytes
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "RewarmStats",
     "SharedStats",
     "TrafficStats",
-    "wilson_interval",
 ]
 
 OUTPUT_RESULTS: Final = (
@@ -383,25 +382,6 @@ class GroupStats:
     def hit_rate(self) -> float:
         """Share of reads answered from memory; 0 before the first read."""
         return self.hits / self.reads if self.reads else 0.0
-
-
-def wilson_interval(found: int, among: int) -> tuple[float, float]:
-    """Bounds of a share with a confidence of 95 %.
-
-    Reference: E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
-    Journal of the American Statistical Association 22 (1927).
-
-    Args:
-        found: so many had it.
-        among: so many were looked at.
-    """
-    if not among:
-        return 0.0, 1.0
-    share, z = found / among, 1.959964
-    middle = share + z * z / (2 * among)
-    half = z * math.sqrt(share * (1 - share) / among + z * z / (4 * among * among))
-    scale = 1 + z * z / among
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
 @dataclass(frozen=True)

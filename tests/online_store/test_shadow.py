@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import hotplate
 from hotplate.codec import PREFIX_BYTES
+from hotplate.intervals import wilson_interval
 from hotplate.online_store import CachedOnlineStoreConfig
 from hotplate.serving.shadow import Shadow
-from hotplate.stats import wilson_interval
 
 from ..conftest import settings_of
 from ..stores import USER, Repo

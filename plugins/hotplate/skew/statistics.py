@@ -20,11 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from hotplate.intervals import wilson_interval
 
 __all__ = [
     "Interval",
@@ -63,16 +64,7 @@ def wilson(count: int, rows: int, confidence: float = 0.95) -> Interval:
         rows: how many there are.
         confidence: of the interval, within (0, 1).
     """
-    if rows == 0:
-        return Interval(0.0, 1.0)
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    share = count / rows
-    middle = share + z * z / (2 * rows)
-    half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows))
-    whole = 1 + z * z / rows
-    low = 0.0 if count == 0 else max(0.0, (middle - half) / whole)
-    high = 1.0 if count == rows else min(1.0, (middle + half) / whole)
-    return Interval(low, high)
+    return Interval(*wilson_interval(count, rows, confidence))
 
 
 def psi(reference: _Counts | _Floats, current: _Counts | _Floats) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from hotplate.stats import wilson_interval
+from hotplate.intervals import wilson_interval
 from hotplate.telemetry.reading import Reading
 
 __all__ = ["GroupSummary", "OutputSummary", "Summary", "quantile", "summarize"]
