@@ -49,6 +49,7 @@ SAID: Final = {
             "0 0 0 1+0x12"
         )
     },
+    "HotplateDataNotAsExpected": {'hotplate_quality_failed_total{project="p"}': "0 0 0 1+0x12"},
     "HotplateEventsLost": {
         'hotplate_events_dropped_total{project="p", view="v", reason="late"}': "0 0 0 3+0x12"
     },

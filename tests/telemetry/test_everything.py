@@ -45,6 +45,7 @@ def whole(make_repo: Callable[..., Repo], folder: Path, request: pytest.FixtureR
             },
             "traffic": {"folder": f"{here}/traffic", "sample": 1.0, "changes": True},
             "rewarm": "1000/s",
+            "quality": {"materialize": "warn", "pushes": "off"},
             "shadow": {"share": 1.0},
         },
         ttl_map={"default": {"ttl": "1h", "coherence": "event"}, "computed": {"ttl": "1h"}},

@@ -260,6 +260,14 @@ WARMED: Final = _counter(
 )
 PURGED: Final = _counter("hotplate_purged_entries", "Entries that purges removed")
 
+OF_QUALITY: Final[dict[str, Metric]] = {
+    "checked": _counter("hotplate_quality_checked", "Materializations and pushes that were judged"),
+    "failed": _counter("hotplate_quality_failed", "Those whose data was not as expected"),
+    "blocked": _counter("hotplate_quality_blocked", "Those that were refused"),
+    "dropped": _counter("hotplate_quality_dropped", "Pushes not judged: too many waited"),
+    "errors": _counter("hotplate_quality_errors", "Those that could not be judged"),
+}
+
 # -- outputs ---------------------------------------------------------------------------------------
 
 _MODEL: Final = ("model", "model_version")
@@ -360,6 +368,8 @@ def measure(found: Measured) -> Iterator[Sample]:
         for outcome in ("read", "dropped", "spared"):
             yield one(REWARMED, getattr(stats.rewarm, outcome), outcome)
         yield one(REWARM_ERRORS, stats.rewarm.errors)
+    if stats.quality is not None:
+        yield from _attributes(one, OF_QUALITY, stats.quality)
     for outputs in found.outputs:
         yield from _of_outputs(one, outputs)
 
