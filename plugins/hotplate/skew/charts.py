@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from hotplate.pages import figure_of
 from hotplate.skew.compare import EXPLAINED, UNEXPLAINED, Verdicts
 from hotplate.skew.drift import (
     DRIFTED,
@@ -21,9 +22,7 @@ from hotplate.skew.values import is_null
 
 __all__ = ["Chart", "drift_charts", "skew_charts"]
 
-_INK: Final = "#1f2937"
 _GRID: Final = "#e5e7eb"
-_FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 _BAD: Final = "#d9480f"
 _COLORS: Final = dict(
     zip((*EXPLAINED, UNEXPLAINED), ("#56b4e9", "#0072b2", "#94a3b8", "#cc79a7", _BAD), strict=True)
@@ -57,23 +56,12 @@ class Chart(NamedTuple):
 
 
 def _figure(height: int) -> Any:
-    import plotly.graph_objects as go
-
-    axis = {"gridcolor": _GRID, "linecolor": "#9ca3af", "zeroline": False, "automargin": True}
-    return go.Figure(
-        layout={
-            "template": "none",
-            "height": height,
-            "font": {"family": _FONT, "size": 13, "color": _INK},
-            "margin": {"l": 24, "r": 24, "t": 48, "b": 56},
-            "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "hoverlabel": {"font": {"family": _FONT}},
-            "xaxis": axis,
-            "yaxis": axis,
-        }
-    )
+    """An empty plot, with room for long names of features."""
+    figure = figure_of(height)
+    figure.update_layout(margin={"l": 24}, legend={"y": 1.0})
+    figure.update_xaxes(automargin=True)
+    figure.update_yaxes(automargin=True)
+    return figure
 
 
 # -- skew -----------------------------------------------------------------------------------------
