@@ -66,7 +66,9 @@ def inspect(group: str, entity: str, as_json: bool, chdir: Path) -> None:
 def _shown(found: Inspected) -> Table:
     said = ", ".join(f"{name} {value}" for name, value in found.policy.items() if value)
     table = Table(
-        title=f"{found.view} (group {found.group}): {said}", title_justify="left", min_width=80
+        title=Text(f"{found.view} (group {found.group}): {said}"),
+        title_justify="left",
+        min_width=80,
     )
     table.add_column("", style="bold")
     table.add_column("age", justify="right")
@@ -80,9 +82,9 @@ def _shown(found: Inspected) -> Table:
     if found.source_error:
         values: Any = Text(f"fails: {found.source_error}", style="red")
     else:
-        values = "no such entity" if found.source is None else _values(found.source)
+        values = Text("no such entity") if found.source is None else _values(found.source)
     table.add_row("source", "", "", "", values)
-    table.caption = f"A read by a process that starts now is answered {found.next_read}"
+    table.caption = Text(f"A read by a process that starts now is answered {found.next_read}")
     table.caption_justify = "left"
     return table
 
@@ -94,9 +96,10 @@ def _held(held: HeldRow) -> list[Any]:
         f"{held.age_s:.3f} s",
         "ever" if left is None else Text(f"{left:.3f} s", style="red" if left < 0 else ""),
         Text(is_same, style="" if is_same != "no" else "yellow"),
-        "no such entity" if held.is_absent else _values(held.values),
+        Text("no such entity") if held.is_absent else _values(held.values),
     ]
 
 
-def _values(values: Any) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())
+def _values(values: Any) -> Text:
+    """What a feature holds is shown as it is, whatever its brackets mean to a terminal."""
+    return Text(", ".join(f"{name}={value}" for name, value in values.items()))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -159,9 +160,9 @@ def report(chdir: Path, folder: Path | None, url: str | None, path: Path, over: 
 
     One HTML file that needs nothing from the network.
     """
-    try:
-        from hotplate.telemetry.page import page
-    except ModuleNotFoundError:
+    from hotplate.telemetry.page import page
+
+    if find_spec("plotly") is None:
         fail("a page of plots needs plotly: pip install 'feast-hotplate[demo]'")
     with told(), _until_interrupted():
         read = _reader(chdir, folder, url)
@@ -232,7 +233,7 @@ def _serve(folder: Path, address: str) -> None:
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     host, _, port = address.rpartition(":")
-    if not port.isdigit() or not 0 < int(port) < 65_536:
+    if not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65_536:
         raise click.UsageError(f"{address!r} is no address: write 9464 or 0.0.0.0:9464")
 
     class Answer(BaseHTTPRequestHandler):

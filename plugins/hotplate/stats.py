@@ -282,8 +282,9 @@ class GroupCounters:
         weakref.finalize(plan, self._retire_plan, counter).atexit = False
 
     def _retire_plan(self, counter: HitCounter) -> None:
-        self.hits_memory += counter.rows
+        # in this order: a snapshot in between may find less for a moment, never more
         self.plans.remove(counter)
+        self.hits_memory += counter.rows
 
     def snapshot(self) -> GroupStats:
         """The counts now."""

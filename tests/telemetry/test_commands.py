@@ -168,6 +168,9 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_exist() -> None:
         (("metrics", "--folder", "/nonexistent"), 1, "is no folder"),
         (("stats", "--url", "ftp://x"), 1, "write http://HOST:PORT/metrics"),
         (("stats", "--url", "http://127.0.0.1:9"), 1, "does not answer"),
+        (("stats", "--url", "http://127.0.0.1:abc/metrics"), 1, "is no address"),
+        (("stats", "--url", "http://local host/metrics"), 1, "is no address"),
+        (("metrics", "--folder", "/tmp", "--serve", "²"), 2, "is no address"),
         (("stats", "--url", "http://x", "--folder", "/tmp"), 2, "name one of them"),
         (("top", "--every", "nonsense"), 2, "'nonsense'"),
         (("top", "--every", "1ms"), 2, "between 100ms and 1h"),
@@ -208,6 +211,19 @@ def test_a_folder_with_garbage(measured: Callable[..., Repo], folder: Path) -> N
     shown = run("stats", "--folder", str(folder))
     assert (shown.exit_code, shown.exception.__class__) == (1, SystemExit)
     assert "counter_hotplate-1-1-1-1.db: cannot be read" in shown.output
+
+
+def test_damage_of_a_process_that_has_ended_is_left_out(
+    measured: Callable[..., Repo], folder: Path
+) -> None:
+    """As after a power cut: the others are shown all the same."""
+    repo = measured()
+    ask(repo, 1)
+    write(repo)
+    here = os.stat("/proc/self/ns/pid").st_ino
+    (folder / f"counter_hotplate-99999999-1-{here}-1.db").write_bytes(b"")
+    shown = run("stats", "--folder", str(folder), "--json")
+    assert shown.exit_code == 0, shown.output
 
 
 def test_without_the_setting_it_is_said(make_repo: Callable[..., Repo]) -> None:

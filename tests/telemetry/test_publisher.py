@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +20,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 import hotplate
 from hotplate.histogram import Histogram
 from hotplate.online_store import CachedOnlineStoreConfig
-from hotplate.telemetry import CATALOGUE, Sample, read_folder
-from hotplate.telemetry.files import ProcessFiles, clean
+from hotplate.telemetry import CATALOGUE, Sample, exposition, read_folder
+from hotplate.telemetry.files import ProcessFiles, clean, locked
 from hotplate.telemetry.reading import read_families
 
 from ..online_store.shop import day, put
+from ..operations.deployments import PLUGINS
 from ..stores import Repo
 from .conftest import ask, write
 
@@ -150,7 +154,8 @@ def test_counts_of_ended_processes_stay_and_gauges_go(
         "hotplate_source_seconds_sum",
     ):
         assert after.values[name] == pytest.approx(before.values[name])
-    assert after.sum("hotplate_processes") == 1 < before.sum("hotplate_processes")
+    assert after.sum("hotplate_processes") == before.sum("hotplate_processes") == 1
+    assert len(list(folder.glob("gauge_livesum_*.db"))) == 1
     assert len(list(folder.glob("counter_*.db"))) < 1 + 1 + 16  # ours, the sum, and some more
     assert after.sum("hotplate_hits_total") == 2 * 20
 
@@ -224,3 +229,132 @@ def test_a_relative_folder_is_refused() -> None:
     """Processes that were started elsewhere would write elsewhere."""
     with pytest.raises(ValueError, match="begins with no '/'"):
         CachedOnlineStoreConfig(store={"type": "sqlite"}, metrics={"folder": "metrics"})
+
+
+def _killed(folder: Path) -> None:
+    files = ProcessFiles(folder, 0)
+    files.write([Sample(CATALOGUE["hotplate_processes"], ("p",), 1)], {})
+    files.write([Sample(CATALOGUE["hotplate_faults_total"], ("p",), 3)], {})
+    os.kill(os.getpid(), 9)
+
+
+def test_what_a_killed_process_held_is_held_no_more(folder: Path) -> None:
+    """Its counts stay, its gauges are not shown, although nobody has cleaned up."""
+    child = multiprocessing.get_context("fork").Process(target=_killed, args=(folder,))
+    child.start()
+    child.join()
+    found = read_folder(folder)
+    assert (found.sum("hotplate_processes"), found.sum("hotplate_faults_total")) == (0, 3)
+    text = exposition(folder).decode()
+    assert "hotplate_processes" not in text
+    assert "hotplate_faults_total" in text
+
+
+def test_a_process_of_another_container_ends_by_its_silence(folder: Path) -> None:
+    """Its pid means nothing here: it is there for as long as it writes."""
+    other = "hotplate-1-1-1-0"
+    files = ProcessFiles(folder, 0)
+    files._id = other
+    files.write([Sample(CATALOGUE["hotplate_processes"], ("p",), 1)], {})
+    clean(folder)
+    assert read_folder(folder).sum("hotplate_processes") == 1
+    long_ago = time.time() - 700
+    for path in folder.glob(f"*{other}*"):
+        os.utime(path, (long_ago, long_ago))
+    assert read_folder(folder).sum("hotplate_processes") == 0
+    files.write([], {})  # it lives after all
+    assert read_folder(folder).sum("hotplate_processes") == 1
+    files.close()
+
+
+def test_a_counter_never_falls(folder: Path) -> None:
+    """Whatever a snapshot finds between two steps, and after it was closed and opened again."""
+    faults = CATALOGUE["hotplate_faults_total"]
+    files = ProcessFiles(folder, 0)
+    for value, seen in ((5, 5), (3, 5), (8, 8)):
+        files.write([Sample(faults, ("p",), value)], {})
+        assert read_folder(folder).sum("hotplate_faults_total") == seen
+    files.close()
+    files.write([Sample(faults, ("p",), 2)], {})
+    assert read_folder(folder).sum("hotplate_faults_total") == 8
+    files.close()
+
+
+def test_a_lock_that_is_held_stops_nobody(measured: Callable[..., Repo], folder: Path) -> None:
+    """Cleaning waits for another time; writing, reading and closing go on."""
+    repo = measured()
+    with locked(folder, fcntl.LOCK_EX, 0.0) as is_held:
+        assert is_held
+        clean(folder)
+        ask(repo, 1)
+        write(repo)
+        assert read_folder(folder).sum("hotplate_misses_total") == 2
+        hotplate.of(repo.hot).runtime.close()
+
+
+def _keep(release: Any) -> None:
+    release.wait(60)
+
+
+def test_a_child_does_not_keep_the_lock(folder: Path) -> None:
+    """One that was forked while it was held has a copy of it, which is let go with ours."""
+    folder.mkdir()
+    fork = multiprocessing.get_context("fork")
+    release = fork.Event()
+    with locked(folder, fcntl.LOCK_EX, 0.0):
+        child = fork.Process(target=_keep, args=(release,))
+        child.start()
+    with locked(folder, fcntl.LOCK_EX, 0.0) as is_held:
+        assert is_held
+    release.set()
+    child.join()
+
+
+def test_a_cache_that_was_closed_is_not_counted_in_children(
+    measured: Callable[..., Repo], folder: Path
+) -> None:
+    """What the parent had counted stays the parent's, also where it writes no more."""
+    repo = measured()
+    for _ in range(10):
+        ask(repo, 1)
+    write(repo)
+    hotplate.of(repo.hot).runtime.close()
+    fork = multiprocessing.get_context("fork")
+    child = fork.Process(target=_read_in_child, args=(repo, [1]))
+    child.start()
+    child.join()
+    found = read_folder(folder)
+    reads = found.sum("hotplate_hits_total") + found.sum("hotplate_misses_total")
+    assert reads == 2 * (10 + 1)
+
+
+FULL = """
+import sys
+from pathlib import Path
+from hotplate.telemetry.catalogue import CATALOGUE, Sample
+from hotplate.telemetry.files import ProcessFiles
+files = ProcessFiles(Path(sys.argv[1]) / "metrics", 0)
+try:
+    files.write([Sample(CATALOGUE["hotplate_faults_total"], ("p",), 3)], {})
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may mount")
+def test_a_full_disk_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    """A map of a file that has no room ends its process when it is written to."""
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(tmp_path)]
+    if subprocess.run(mounted, capture_output=True, check=False).returncode:
+        pytest.skip("nothing may be mounted here")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", FULL, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": PLUGINS},
+            check=False,
+        )
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+    assert (done.returncode, done.stdout) == (0, "No space left on device\n"), done.stderr

@@ -28,14 +28,41 @@ from prometheus_client.utils import floatToGoString
 from hotplate.histogram import HistogramStats
 from hotplate.telemetry.catalogue import Sample
 
-__all__ = ["DAMAGE", "ProcessFiles", "clean", "counted", "started"]
+__all__ = ["DAMAGE", "ProcessFiles", "clean", "counted", "has_ended", "locked", "started"]
 
 DAMAGE: Final = (OSError, ValueError, RuntimeError, struct.error)
 """What reading a damaged file raises."""
+_PAGES: Final = 1 << 16  # bytes that prometheus_client begins a file with
+_ENTRY_MOST: Final = 64  # bytes of an entry beside its key
+_RISING: Final = ("counter", "histogram")
 _MANY: Final = 16  # processes that have ended, before their counts are added up
 _FORGOTTEN_S: Final = 600.0  # with nobody alive; a worker that is replaced comes back sooner
 _ENDED: Final = "hotplate-0-0-0-0"
 _known_keys: Final[dict[tuple[str, tuple[str, ...]], tuple[str, ...]]] = {}
+
+
+class _Map(MmapedDict):  # type: ignore[misc]
+    """A map whose every page is on the disk: writing to one that is not, on a full disk, would end
+    the process by a signal, where this raises an OSError."""
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "a+b") as file:
+            _reserve(file.fileno(), max(_PAGES, file.seek(0, os.SEEK_END)))
+        super().__init__(str(path))
+
+    def _init_value(self, key: str) -> None:
+        if self._used + len(key.encode()) + _ENTRY_MOST > self._capacity:
+            _reserve(self._f.fileno(), 2 * self._capacity)
+        super()._init_value(key)
+
+
+def _reserve(file: int, size: int) -> None:
+    """Let a file have so many bytes, all of them on the disk."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+        return
+    while (held := os.fstat(file).st_size) < size:
+        os.pwrite(file, bytes(min(_PAGES, size - held)), held)
 
 
 class ProcessFiles:
@@ -54,30 +81,39 @@ class ProcessFiles:
         self._folder = folder
         pid = os.getpid()
         self._id = f"hotplate-{pid}-{started(pid)}-{_namespace()}-{number}"
-        self._open: dict[str, MmapedDict] = {}
+        self._open: dict[str, _Map] = {}
         self._written: dict[tuple[str, str], float] = {}
         weakref.finalize(self, _close, self._open)  # also where nobody closes it
 
     def write(self, samples: Iterable[Sample], baseline: Mapping[str, float]) -> None:
-        """Write values, those that differ from what stands there.
+        """Write values, those that differ from what stands there. A counter never falls.
 
         Args:
             samples: all of them.
             baseline: what to take off, by key; see `counted`.
+
+        Raises:
+            OSError: the disk is full, or gone.
         """
         for kind, key, value in _values(samples):
             value -= baseline.get(key, 0.0)
             place = kind, key
-            if self._written.get(place) != value:
-                self._file(kind).write_value(key, value, 0.0)
-                self._written[place] = value
+            before = self._written.get(place)
+            if before is None and not kind.startswith("gauge"):
+                before = self._file(kind).read_value(key)[0]  # of a cache that was closed
+            if before == value or (before is not None and value < before and kind in _RISING):
+                continue
+            self._file(kind).write_value(key, value, 0.0)
+            self._written[place] = value
+        for file in self._open.values():
+            os.utime(file._fname)  # who is alive in another container is known by that
 
-    def _file(self, kind: str) -> MmapedDict:
+    def _file(self, kind: str) -> _Map:
         found = self._open.get(kind)
         if found is None:
             path = self._folder / f"{kind}_{self._id}.db"
             hidden = path.with_suffix(".part")  # nobody is to see a file that is empty still
-            found = self._open[kind] = MmapedDict(str(path if path.exists() else hidden))
+            found = self._open[kind] = _Map(path if path.exists() else hidden)
             if not path.exists():
                 hidden.rename(path)
                 found._fname = str(path)
@@ -95,7 +131,7 @@ class ProcessFiles:
         self._written.clear()
 
 
-def _close(opened: dict[str, MmapedDict]) -> None:
+def _close(opened: dict[str, _Map]) -> None:
     for kind, file in opened.items():
         file.close()
         if kind.startswith("gauge"):
@@ -176,12 +212,16 @@ def _namespace() -> str:
 def clean(folder: Path) -> None:
     """Remove what processes left that have ended, but not what they counted.
 
+    Where another process is at it, nothing is done.
+
     Raises:
         OSError: the folder cannot be written.
     """
-    with _locked(folder):
+    with locked(folder, fcntl.LOCK_EX, 0.0) as is_held:
+        if not is_held:
+            return
         found = [path for path in folder.glob("*_hotplate-*.db") if _id_of(path) != _ENDED]
-        ended = [path for path in found if not _is_alive(path)]
+        ended = [path for path in found if has_ended(path)]
         if len(ended) == len(found) and _latest(folder) < time.time() - _FORGOTTEN_S:
             for path in folder.glob("*_hotplate-*.db"):
                 path.unlink(missing_ok=True)
@@ -209,12 +249,12 @@ def _add_up(folder: Path, kind: str, paths: list[Path]) -> None:
                 sums[key] = sums.get(key, 0.0) + value
     hidden = folder / f".{whole.name}.part"
     hidden.unlink(missing_ok=True)
-    file = MmapedDict(str(hidden))
+    file = _Map(hidden)
     for key, value in sums.items():
         file.write_value(key, value, 0.0)
     file.close()
-    # Who reads in between finds files gone that it has listed, and fails once, rather than to count
-    # the same twice and be seen to fall.
+    # Who reads in between without the lock, as Feast's server does, finds files gone that it has
+    # listed and fails once, or finds less for a moment.
     for path in paths:
         path.unlink()
     hidden.rename(whole)
@@ -224,18 +264,52 @@ def _id_of(path: Path) -> str:
     return path.stem.rpartition("_")[2]
 
 
-def _is_alive(path: Path) -> bool:
+def has_ended(path: Path) -> bool:
+    """Whether the process that a file is of has ended, as far as can be seen from here.
+
+    One of another container cannot be seen, and has if it has not written for ten minutes.
+    """
     try:
         _, pid, start, namespace, _ = _id_of(path).split("-")
-        # a process of another container cannot be seen from here
-        return namespace != _namespace() or started(int(pid)) == start
-    except ValueError:
-        return False
+        if namespace == _namespace():
+            return started(int(pid)) != start
+        return path.stat().st_mtime < time.time() - _FORGOTTEN_S
+    except (ValueError, FileNotFoundError):
+        return True
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time; it is let go even by one that is killed."""
-    with open(folder / ".hotplate.lock", "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def locked(folder: Path, how: int, wait_s: float) -> Iterator[bool]:
+    """Hold the folder's lock, or not: yields whether.
+
+    It is let go aloud: a child that is forked meanwhile has the same lock, and would hold it for
+    as long as it lives.
+
+    Args:
+        folder: whose.
+        how: `fcntl.LOCK_EX` or `fcntl.LOCK_SH`.
+        wait_s: for how long.
+    """
+    path = folder / ".hotplate.lock"
+    try:
+        file = open(path, "ab" if how == fcntl.LOCK_EX else "rb")  # noqa: SIM115 - closed below
+    except OSError:
+        if how == fcntl.LOCK_EX:
+            raise
+        yield False  # nobody has cleaned there yet, or it may only be read
+        return
+    with file:
+        until, is_held = time.monotonic() + wait_s, False
+        while not is_held:
+            try:
+                fcntl.flock(file, how | fcntl.LOCK_NB)
+                is_held = True
+            except OSError:
+                if time.monotonic() >= until:
+                    break
+                time.sleep(0.005)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                fcntl.flock(file, fcntl.LOCK_UN)

@@ -94,9 +94,9 @@ class Publisher:
     def write(self) -> None:
         """Write what is counted by now."""
         samples = self._samples()
-        if samples is None:
+        if samples is None or not self._lock.acquire(timeout=_CLOSE_S):
             return
-        with self._lock:
+        try:
             try:
                 found = list(samples())
                 for folder in self._folders():
@@ -104,6 +104,8 @@ class Publisher:
             except Exception as error:  # noqa: BLE001 - whatever a disk may say, nobody waits for it
                 if self._seldom.is_time():
                     _log.warning("metrics are not written into %s: %s", self.folder, error)
+        finally:
+            self._lock.release()
 
     def _folders(self) -> list[Path]:
         """Ours and, where Feast's own metrics server runs, the one that it reads."""
@@ -122,25 +124,29 @@ class Publisher:
 
     def close(self) -> None:
         """Write for the last time, and take the gauges away, until `start` is called again."""
-        thread, self._thread = self._thread, None
+        with self._lock:
+            thread, ends = self._thread, self._ends
+            self._thread, self._ends = None, threading.Event()
         if thread is None:
             return
-        self._ends.set()
+        ends.set()
         if thread is not threading.current_thread():
             thread.join(_CLOSE_S)
-        self._ends = threading.Event()
         self.write()
-        with self._lock:
-            for files in self._files.values():
-                files.close()
-            self._files = {}
+        if self._lock.acquire(timeout=_CLOSE_S):
+            try:
+                for files in self._files.values():
+                    files.close()
+                self._files = {}
+            finally:
+                self._lock.release()
 
     # -- forks -------------------------------------------------------------------------------------
 
     def note_fork(self) -> None:
         """In the parent, before a fork: remember what the child must not count again."""
         samples = self._samples()
-        if self._thread is None or samples is None:
+        if samples is None:
             return
         try:
             self._at_fork = counted(samples())

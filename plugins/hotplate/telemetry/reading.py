@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import http.client
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
@@ -23,7 +26,7 @@ from prometheus_client.utils import floatToGoString
 from hotplate.histogram import HistogramStats
 from hotplate.telemetry.catalogue import Sample
 from hotplate.telemetry.errors import TelemetryError
-from hotplate.telemetry.files import DAMAGE
+from hotplate.telemetry.files import DAMAGE, has_ended, locked
 
 __all__ = [
     "CONTENT_TYPE",
@@ -42,10 +45,13 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _OURS: Final = "hotplate_"
 _TIMEOUT_S: Final = 5.0
 _BYTES_MOST: Final = 64_000_000
+_LEAST_BYTES: Final = 8
+_LOCK_S: Final = 1.0  # adding up takes milliseconds
 _TRIES: Final = 3  # files that are added up meanwhile fail one attempt
 
 Labels = tuple[tuple[str, str], ...]
 _T = TypeVar("_T")
+_log = logging.getLogger("hotplate.telemetry")
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,9 @@ def read_url(url: str) -> Reading:
             f"{url}: does not answer ({reason}). Is it the address at which the service shows its "
             "metrics? `feast serve --metrics` does at port 8000, `hotplate metrics --serve` at 9464"
         ) from error
-    except ValueError as error:
+    except http.client.InvalidURL as error:
+        raise TelemetryError(f"{url}: is no address: {error}") from error
+    except (ValueError, http.client.HTTPException) as error:
         raise TelemetryError(f"{url}: answers something else than metrics: {error}") from error
 
 
@@ -194,7 +202,7 @@ class FolderReader:
     def _read(self) -> Reading:
         values: dict[str, dict[Labels, float]] = {}
         histograms: set[str] = set()
-        for path in self._folder.glob(f"*_{_OURS.removesuffix('_')}-*.db"):
+        for path in _files_of(self._folder, f"*_{_OURS.removesuffix('_')}-*.db"):
             kind, _, mode = path.name.rpartition("_")[0].partition("_live")
             add = {"min": min, "max": max}.get(mode)
             for key, value, _, _ in MmapedDict.read_all_values_from_file(str(path)):
@@ -293,13 +301,35 @@ def read_families(folder: Path) -> list[Family]:
     Raises:
         TelemetryError: there is no such folder, or it cannot be read.
     """
-    collector = MultiProcessCollector
+    merge = MultiProcessCollector.merge
     return _tried(
         folder,
         lambda: [
-            one for one in collector(None, str(folder)).collect() if one.name.startswith(_OURS)
+            one
+            for one in merge([str(path) for path in _files_of(folder, "*.db")])
+            if one.name.startswith(_OURS)
         ],
     )
+
+
+def _files_of(folder: Path, pattern: str) -> list[Path]:
+    """The files to add up: what a process that has ended held is held no more, and what of it is
+    damaged, as after a power cut, is left out."""
+    found = []
+    for path in folder.glob(pattern):
+        if path.name.startswith("gauge_live") and _OURS.removesuffix("_") in path.name:
+            if has_ended(path):
+                continue
+        elif path.stat().st_size < _LEAST_BYTES and has_ended(path):
+            _say_damaged(path)
+            continue
+        found.append(path)
+    return found
+
+
+@lru_cache(maxsize=1_000)  # once for each
+def _say_damaged(path: Path) -> None:
+    _log.warning("%s: of a process that has ended, is damaged and left out", path)
 
 
 def _tried(folder: Path, read: Callable[[], _T]) -> _T:
@@ -310,7 +340,8 @@ def _tried(folder: Path, read: Callable[[], _T]) -> _T:
         )
     for attempt in range(_TRIES):
         try:
-            return read()
+            with locked(folder, fcntl.LOCK_SH, _LOCK_S):
+                return read()
         except FileNotFoundError as error:
             if attempt == _TRIES - 1:
                 raise TelemetryError(f"{folder}: changes while it is read: {error}") from error
