@@ -24,7 +24,7 @@ from feast.value_type import ValueType
 import hotplate
 from hotplate import CachePolicy, windowed_view
 from hotplate.embedded import EmbeddedServer
-from hotplate.serving.runtime import declared_shape
+from hotplate.serving.entities import declared_shape
 from hotplate.windowed import WindowedViews
 
 __all__ = [

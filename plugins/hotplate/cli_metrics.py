@@ -338,11 +338,9 @@ def _groups(found: Summary) -> Text:
 
 
 def _of_group(group: GroupSummary, seconds: float | None) -> list[Text | str]:
-    ttl_s = group.ttl_s
-    is_late = ttl_s is not None and group.age_max_s > ttl_s > 0
     causes = [group.misses.get(cause, 0.0) for cause in ("cold", "expired", "never", "channel")]
     return [
-        _ttl(ttl_s),
+        _ttl(group.ttl_s),
         _rate(group.reads, seconds),
         _share(group.hit_rate),
         *(_rate(count, seconds) for count in causes),
@@ -350,7 +348,7 @@ def _of_group(group: GroupSummary, seconds: float | None) -> list[Text | str]:
         Text(_rate(group.load_errors, seconds), style="bold red" if group.load_errors else ""),
         _time(group.age_p50_s),
         _time(group.age_p99_s),
-        Text(_time(group.age_max_s or None), style="bold red" if is_late else ""),
+        Text(_time(group.age_max_s or None), style="bold red" if group.late else ""),
         f"{group.entries:,.0f}",
         format_bytes(int(group.bytes)),
     ]

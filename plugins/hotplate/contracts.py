@@ -134,11 +134,13 @@ class LoadRequest:
         view: whose rows.
         table: the source's own handle of it: for Feast its feature view.
         keys: distinct keys of that view.
+        is_check: whether it is only looked at what the source says: nothing is written for it.
     """
 
     view: View
     table: Any
     keys: Sequence[Key]
+    is_check: bool = False
 
 
 class TimedRows(list[bytes]):

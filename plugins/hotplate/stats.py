@@ -17,6 +17,7 @@ from hotplate.intervals import wilson_interval
 from hotplate.sizes import format_bytes
 
 __all__ = [
+    "EVENT_REASONS",
     "OUTPUT_RESULTS",
     "CacheStats",
     "ChannelStats",
@@ -37,6 +38,10 @@ __all__ = [
     "TrafficStats",
 ]
 
+EVENT_REASONS: Final = (
+    "invalid_timestamp", "missing_id", "invalid_value", "overflow", "late", "future"
+)  # fmt: skip
+"""Why an event does not count; see `hotplate.windows.events.REASONS`."""
 OUTPUT_RESULTS: Final = (
     "hit", "miss", "expired", "invalidated", "compared", "rule", "off", "bypassed"
 )  # fmt: skip
@@ -227,6 +232,7 @@ _COUNTS: Final = (
     "evicted_bytes",
     "evicted_absent_share",
     "invalidated",
+    "served_late",
     "shadow_equal",
     "shadow_stale",
     "shadow_overtaken",
@@ -268,6 +274,7 @@ class GroupCounters:
     evicted_bytes: int
     evicted_absent_share: int
     invalidated: int
+    served_late: int
     shadow_equal: int
     shadow_stale: int
     shadow_overtaken: int
@@ -308,7 +315,7 @@ class GroupStats:
         coalesced: misses answered by a load that another request had begun.
         last_good: misses answered past the ttl: the source failed and the policy allows it.
         loads: keys read from the source, refreshes included.
-        load_errors: loads that the source answered with an error.
+        load_errors: keys that the source answered with an error.
         fills_refused: loaded rows not kept, because an invalidation came in between.
         refreshes: keys reloaded in the background before they expired.
         refresh_errors: such reloads that failed.
@@ -316,6 +323,7 @@ class GroupStats:
         evicted_entries, evicted_bytes, evicted_absent_share: rows pushed out, by the bound that
             pushed them.
         invalidated: rows dropped by an invalidation.
+        served_late: rows of the sampled requests that a tier served past their bound: none, ever.
         shadow_equal, shadow_stale, shadow_overtaken, shadow_differed: rows that shadow checks found
             as the source has them; older than it, as the policy allows; gone while it was asked;
             and apart from it without a reason.
@@ -344,6 +352,7 @@ class GroupStats:
     evicted_bytes: int
     evicted_absent_share: int
     invalidated: int
+    served_late: int
     shadow_equal: int
     shadow_stale: int
     shadow_overtaken: int
@@ -360,8 +369,8 @@ class GroupStats:
 
     @property
     def shadow_compared(self) -> int:
-        """Rows that shadow checks compared to the end."""
-        return self.shadow_equal + self.shadow_stale + self.shadow_differed
+        """Rows of which shadow checks could say whether they were right."""
+        return self.shadow_equal + self.shadow_differed
 
     @property
     def mismatch_interval(self) -> tuple[float, float]:
@@ -390,6 +399,7 @@ class ChannelStats:
     """What the event channel has seen.
 
     Attributes:
+        is_started: whether it listens; a process that only announces does not.
         is_whole: whether everything changed until a moment ago has been heard.
         sessions: how often it was set up, the first time included.
         gaps: how often all event-coherent rows were forgotten, because something may be missed.
@@ -402,6 +412,7 @@ class ChannelStats:
         lags: how long messages to this process itself were under way, seconds; one each 100 ms.
     """
 
+    is_started: bool
     is_whole: bool
     sessions: int
     gaps: int

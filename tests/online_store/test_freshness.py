@@ -425,3 +425,25 @@ def test_groups_share_a_policy_and_a_line_of_metrics(make_repo: RepoMaker) -> No
     assert list(stats) == ["users"]
     assert (stats["users"].hits, stats["users"].misses) == (2, 2)
     assert hotplate.of(repo.hot).policies()["users"].shown()["ttl"] == "9s"
+
+
+def test_what_would_be_served_past_its_bound_is_counted(
+    shop: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ages are taken of all that tiers answer, by the policy itself: a bound that is computed wrong
+    is seen; and one that holds counts nothing."""
+    from hotplate.core.request import Bound
+
+    hot = hotplate.of(shop.hot)
+    right = Bound.expiry_ns
+    for _ in range(200):
+        shop.hot.get_online_features(["profile:age"], {"user_id": [1, 2]})
+        shop.clock.advance(1.7)
+    group = hot.stats().groups["profile"]
+    assert group.served_late == 0
+    assert group.ages.count > 0
+    monkeypatch.setattr(Bound, "expiry_ns", lambda self, row: 100 * right(self, row))
+    for _ in range(200):
+        shop.hot.get_online_features(["profile:age"], {"user_id": [1, 2]})
+        shop.clock.advance(1.7)
+    assert hot.stats().groups["profile"].served_late > 0

@@ -19,6 +19,7 @@ from hotplate.serving.shadow import Shadow
 
 from ..conftest import settings_of
 from ..stores import USER, Repo
+from . import loader_functions
 from .shop import day, put
 
 FEATURES = ["profile:age", "counts:n1"]
@@ -163,6 +164,10 @@ def test_a_group_that_surely_differs_is_taken_out(
         hot.admit("counts")
     hot.admit("profile")
     ask(repo, 1)
+    shadow_of(repo).check()
+    ask(repo, 2)
+    shadow_of(repo).check()
+    assert not hot.stats().excluded, "what was before is not judged again"
     before = hot.stats().groups
     ask(repo, 1)
     assert hot.stats().groups["profile"].hits - before["profile"].hits == 1
@@ -258,6 +263,74 @@ def test_no_more_is_read_than_was_said(checked: Callable[..., Repo]) -> None:
     compared = counts(repo)[0]
     assert compared == 50
     assert now_s[0] >= 50 / 20 - 1
+
+
+def test_more_rows_than_the_rate_hide_nothing(
+    checked: Callable[..., Repo], request: pytest.FixtureRequest
+) -> None:
+    """Doubted rows are looked at in between, however many others wait."""
+    if request.node.callspec.params["online"] != "redis":
+        pytest.skip("the server must tell of changes")
+    repo = checked({"default": {"ttl": "1h", "jitter": 0, "coherence": "event"}}, rate="50/s")
+    shadow, now_s = shadow_of(repo), [0.0]
+    shadow._clock = lambda: now_s[0]
+    shadow._sleep = lambda seconds: now_s.__setitem__(0, now_s[0] + seconds)
+    for _ in range(1_000):
+        before = hotplate.of(repo.hot).stats().groups["profile"].hits
+        ask(repo, 1, 2)
+        if hotplate.of(repo.hot).stats().groups["profile"].hits - before == 2:
+            break
+    shadow._ends.set()  # no thread beside: what is compared is what is compared here
+    shadow.restart_after_fork()
+    corrupt(repo, "profile", 1)
+    for number in range(40):
+        for _ in range(20):
+            ask(repo, 1 if number % 2 else 2)
+        shadow.check_some()
+    group = hotplate.of(repo.hot).stats().groups["profile"]
+    assert group.shadow_differed > 0
+    assert len(shadow._doubted) <= 1_000
+    hotplate.of(repo.hot).runtime.close()
+
+
+def test_a_loader_without_times_is_compared_by_values(make_repo: Callable[..., Repo]) -> None:
+    """The event time of what it loads is that of the load: it says nothing of a change; and a check
+    writes nothing back."""
+    loader_functions.reset()
+    loader = {"function": f"{loader_functions.__name__}:double", "write_back": True}
+    repo = make_repo(
+        settings={"shadow": {"share": 1.0, "rate": "10000/s"}, "loaders": {"v": loader}},
+        ttl_map={"default": {"ttl": "1h", "jitter": 0}},
+    )
+    repo.apply(USER, repo.view("v", {"n": Int64}))
+    runtime = hotplate.of(repo.hot).runtime
+    for _ in range(5):
+        repo.hot.get_online_features(["v:n"], {"user_id": [1, 2]})
+        repo.clock.advance(5)
+        shadow_of(repo).check()
+    runtime.loaders.drain()
+    group = hotplate.of(repo.hot).stats().groups["v"]
+    assert (group.shadow_stale, group.shadow_differed) == (0, 0)
+    assert group.shadow_equal >= 4
+    (counts_of,) = hotplate.of(repo.hot).stats().loaders.values()
+    assert counts_of.written_back == 2
+
+
+def test_a_group_is_taken_out_while_the_registry_is_down(
+    checked: Callable[..., Repo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read of it goes, by what this process has read."""
+    repo = checked()
+    hot = hotplate.of(repo.hot)
+    ask(repo, 1)
+
+    def fail() -> Any:
+        raise OSError("down")
+
+    monkeypatch.setattr(hot.runtime, "_registered", fail)
+    hot.runtime.exclude("profile", "as a test says")
+    assert hot.stats().groups["profile"].entries == 0
+    assert hot.stats().groups["counts"].entries == 1
 
 
 def test_nothing_is_served_differently(checked: Callable[..., Repo]) -> None:

@@ -15,8 +15,7 @@ from hotplate.telemetry.assets import asset
 
 SAID: Final = {
     "HotplateServedPastTtl": {
-        'hotplate_age_max_seconds{project="p", group="g"}': "10 10 10 31+0x7",
-        'hotplate_ttl_seconds{project="p", group="g"}': "30+0x10",
+        'hotplate_served_late_total{project="p", group="g"}': "0 0 0 1+0x12",
     },
     "HotplateRowsDiffer": {
         'hotplate_shadow_rows_total{project="p", group="g", outcome="differed"}': "0 0 0 1+0x12"

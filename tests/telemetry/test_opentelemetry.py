@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from feast.types import Int64
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
@@ -14,7 +15,7 @@ from hotplate.online_store import CachedOnlineStoreConfig
 from hotplate.telemetry.catalogue import CATALOGUE
 from hotplate.telemetry.opentelemetry import instrument, name_of
 
-from ..stores import Repo
+from ..stores import USER, Repo
 from .conftest import ask
 
 
@@ -52,6 +53,25 @@ def test_it_collects_what_is_counted(measured: Callable[..., Repo]) -> None:
         assert value("hotplate.age.count", name) == group.ages.count
         assert value("hotplate.age.bucket", name, "inf") == group.ages.count
     assert value("hotplate.source.count") == stats.source_batches == 3
+    provider.shutdown()
+
+
+def test_two_stores_share_a_provider(make_repo: Callable[..., Repo]) -> None:
+    """Each with its project, and one that is let go is no more."""
+    from .conftest import FEATURES
+
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    repos = []
+    for _ in range(2):
+        repo = make_repo()
+        repo.apply(USER, repo.view("profile", {"age": Int64}), repo.view("counts", {"n1": Int64}))
+        instrument(hotplate.of(repo.hot).runtime.samples, provider)
+        repo.hot.get_online_features(FEATURES, {"user_id": [1]})
+        repos.append(repo)
+    found = collected(reader)["hotplate.misses"]
+    for repo in repos:
+        assert found[frozenset((repo.hot.project, "profile", "cold"))] == 1
     provider.shutdown()
 
 

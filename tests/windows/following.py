@@ -12,7 +12,7 @@ from typing import Any
 import redis as redis_client
 
 from hotplate.operations.consume import Consumed, Consumer, ConsumerSettings
-from hotplate.serving.runtime import declared_shape
+from hotplate.serving.entities import declared_shape
 from hotplate.windows.log import LogFormat
 
 from .bank import Bank, Payment, bank

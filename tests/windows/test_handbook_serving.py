@@ -28,7 +28,7 @@ from feast.value_type import ValueType
 from hotplate import windowed_view
 from hotplate.clock import FakeClock
 from hotplate.embedded import EmbeddedServer
-from hotplate.serving.runtime import declared_shape
+from hotplate.serving.entities import declared_shape
 from hotplate.windowed import WindowedViews
 from hotplate.windows.log import LogFormat
 

@@ -49,7 +49,7 @@ from hotplate.core.steps import LoadStep, PauseStep, Steps, WaitStep, run, run_a
 from hotplate.histogram import WAITS_S, Histogram
 from hotplate.invalidation.local import Domain
 from hotplate.keys import Key
-from hotplate.stats import GroupCounters
+from hotplate.stats import AGE_SAMPLE, GroupCounters
 from hotplate.tiers.memory import EvictionCause, MemoryBounds, MemoryTier
 
 __all__ = ["Answer", "Bound", "Engine", "Want"]
@@ -102,7 +102,7 @@ class Engine:
         self.clock = clock
         self.memory = MemoryTier(bounds, self._count_added, self._count_removed)
         self.flights = Flights()
-        self.source_batches = 0
+        self.source_batches = self._reads = 0
         self.source_seconds = Histogram(WAITS_S)
         self.refresher = Refresher(self._refresh)
         self._last_good = LastGood(self.memory, clock)
@@ -130,6 +130,11 @@ class Engine:
     def rehearsed(self) -> int:
         """Reads that nobody asked for."""
         return self._rehearsed.snapshot().reads
+
+    def views_of(self, group: str) -> list[View]:
+        """The views that were read and count as a group's."""
+        held = list(self._counters_of.items())
+        return [view for view, counters in held if counters.name == group]
 
     def _count_added(self, token: int, size: int) -> None:
         counters = self._counters_by_token(token)
@@ -204,7 +209,27 @@ class Engine:
                 self._look_again(reading)
         if reading.refresh:
             self._submit_refresh(reading.refresh)
+        self._reads += 1
+        if self._reads % AGE_SAMPLE == 1 and not is_rehearsed:
+            self._record_ages(reading)
         return reading.answer()
+
+    def _record_ages(self, reading: Reading) -> None:
+        """Of one read of so many, how old the oldest row of each group was that a tier answered."""
+        for want in reading.wants:
+            policy, oldest_ns = want.bound.policy, -1
+            for key in want.keys:
+                row = reading.answer_of[key]
+                tier = reading.origins.get(key, Tier.MEMORY)
+                if tier not in (Tier.MEMORY, Tier.SHARED) or not want.bound.is_cached:
+                    continue
+                age_ns = reading.now_ns - stamp_of(row)
+                oldest_ns = max(oldest_ns, age_ns)
+                most_ns = policy.negative_ttl_ns if is_absent(row) else policy.ttl_ns
+                if age_ns > most_ns and stamp_of(row) < reading.began_ns:
+                    want.counters.served_late += 1
+            if oldest_ns >= 0:
+                want.counters.ages.add(oldest_ns / 1e9)
 
     def _let_hear(self, reading: Reading, lease: Lease) -> Steps[None]:
         """A message has arrived: let the thread that waits for it have the interpreter.
@@ -392,8 +417,8 @@ class Engine:
         try:
             loaded = yield LoadStep(requests)
         except BaseException:
-            for want, _ in batches:
-                want.counters.load_errors += 1
+            for want, keys in batches:
+                want.counters.load_errors += len(keys)
             raise
         finally:
             self.source_seconds.add((self.clock.now_ns() - began_ns) / 1e9)
@@ -401,7 +426,7 @@ class Engine:
         failed: list[Exception] = []
         for (want, keys), bodies in zip(batches, loaded, strict=True):
             if isinstance(bodies, Exception):
-                want.counters.load_errors += 1
+                want.counters.load_errors += len(keys)
                 failed.append(bodies)
                 continue
             if len(bodies) != len(keys):

@@ -160,6 +160,11 @@ class Channel:
         return self._server.kind == "redis_sentinel"
 
     @property
+    def is_started(self) -> bool:
+        """Whether anything is listened for; not by a process that only announces."""
+        return self._thread is not None
+
+    @property
     def is_whole(self) -> bool:
         """Whether everything changed until a moment ago has been heard."""
         return self._clock.now_ns() <= self.lease.until_ns

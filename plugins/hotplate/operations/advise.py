@@ -25,8 +25,9 @@ from hotplate.keys import has_integer_keys, make_key
 from hotplate.operations.changed import ChangeSource, LogFolder, OwnTables, change_files
 from hotplate.operations.entities import EntityReader
 from hotplate.policy import PolicyLayers, ResolvedPolicy, TTLMap
+from hotplate.serving.entities import declared_shape
 from hotplate.serving.policies import feature_views_of, tagged
-from hotplate.serving.runtime import Runtime, declared_shape
+from hotplate.serving.runtime import Runtime
 from hotplate.tiers.memory import cost_of
 from hotplate.windowed import windowed_of
 

@@ -14,8 +14,9 @@ from typing import Any, Final
 import pandas as pd
 import pyarrow as pa
 
+from hotplate.serving.entities import declared_shape
 from hotplate.serving.events import from_columns
-from hotplate.serving.runtime import Runtime, declared_shape
+from hotplate.serving.runtime import Runtime
 from hotplate.training.reading import EventSource, events_of
 
 __all__ = ["Ingested", "Ingestion", "tables_of"]

@@ -104,7 +104,9 @@ def inspect(
 def _at_source(runtime: Runtime, target: Target, view: View, key: Key) -> tuple[bytes | None, str]:
     """The body of the row as the source has it, and the name of its error."""
     try:
-        (found,) = runtime.engine.source.load([LoadRequest(view, target.table, [key])])
+        (found,) = runtime.engine.source.load(
+            [LoadRequest(view, target.table, [key], is_check=True)]
+        )
     except Exception as error:  # noqa: BLE001 - whatever a source raises: the tiers are shown still
         return None, type(error).__name__
     if isinstance(found, Exception):

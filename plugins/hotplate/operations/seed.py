@@ -24,8 +24,9 @@ import pyarrow as pa
 from feast import FeatureStore
 from feast.infra.offline_stores.offline_utils import get_offline_store_from_config
 
+from hotplate.serving.entities import declared_shape
 from hotplate.serving.events import from_columns, records_of
-from hotplate.serving.runtime import Runtime, declared_shape
+from hotplate.serving.runtime import Runtime
 from hotplate.serving.windows import Log
 from hotplate.training.reading import EventSource, history_of
 from hotplate.training.spill import Chunk, chunks_of, read_part, spill

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from feast.value_type import ValueType
 
 from hotplate.errors import ConfigError
+from hotplate.serving.entities import declared_shape
 from hotplate.serving.events import Batch, Entity
-from hotplate.serving.runtime import declared_shape
 from hotplate.training.reading import EventSource
 from hotplate.windows.events import REASONS, Accepted, accept
 

@@ -430,6 +430,7 @@ class OutputCache:
             tier.evicted,
             tier.invalidated,
             self._off,
+            self._rule_names,
         )
 
     def stats_after(self) -> Callable[[], OutputStats]:

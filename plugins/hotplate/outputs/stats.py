@@ -80,6 +80,7 @@ class OutputStats:
         evicted: outputs pushed out for room.
         invalidated: outputs that ended with one of their features.
         off: why the cache answers nothing, or nothing.
+        rules: names of its rules.
     """
 
     model: str
@@ -90,6 +91,7 @@ class OutputStats:
     evicted: int
     invalidated: int
     off: str
+    rules: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> int:
         return self.counts.get(name, 0)
@@ -139,6 +141,7 @@ def _together(left: OutputStats, right: OutputStats) -> OutputStats:
         left.evicted + right.evicted,
         left.invalidated + right.invalidated,
         right.off or left.off,
+        tuple(dict.fromkeys([*left.rules, *right.rules])),
     )
 
 

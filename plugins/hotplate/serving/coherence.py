@@ -252,6 +252,7 @@ class Coherence:
             return None
         channel, announcer = parts
         return ChannelStats(
+            is_started=channel.is_started,
             is_whole=channel.is_whole,
             sessions=channel.sessions,
             gaps=channel.gaps,

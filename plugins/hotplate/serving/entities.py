@@ -10,10 +10,11 @@ from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_VAL
 from feast.type_map import python_values_to_proto_values
 from feast.value_type import ValueType
 
+from hotplate.codec import kind_of
 from hotplate.keys import EntityShape
 from hotplate.serving.plan import EntityColumn, entity_column
 
-__all__ = ["Target", "as_columns"]
+__all__ = ["Target", "as_columns", "declared_shape"]
 
 _SCALARS: Final = frozenset({int, str})
 _FORMS: Final = (
@@ -131,3 +132,10 @@ class Target:
         if any(one.WhichOneof("val") != column.kind for one in made):
             raise ValueError(refusal)
         return [getattr(value, column.kind) for value in made]
+
+
+def declared_shape(table: Any) -> EntityShape:
+    """The shape of the keys that a feature view declares."""
+    declared = {field.name: field.dtype.to_value_type() for field in table.entity_columns}
+    names = sorted(declared)
+    return EntityShape(tuple(names), tuple(kind_of(declared[name]) for name in names))

@@ -111,7 +111,7 @@ class Loaders:
 
     def keep(self, loader: Loader, request: LoadRequest, rows: Sequence[bytes]) -> None:
         """Write loaded rows into the wrapped store, where the loader says so."""
-        if loader.settings.write_back:
+        if loader.settings.write_back and not request.is_check:
             self._write_back.submit(request, rows, loader.counters)
 
     def kinds(self, views: Iterable[Any]) -> dict[str, dict[str, str]]:

@@ -284,7 +284,10 @@ class Plan:
     def _record_ages(self, found: Sequence[Sequence[bytes]], now_ns: int) -> None:
         for group, rows in zip(self.groups, found, strict=True):
             oldest_ns = int.from_bytes(min(rows)[:8], "big")
-            group.counters.ages.add((now_ns - oldest_ns) / 1e9)
+            age_ns = now_ns - oldest_ns
+            group.counters.ages.add(age_ns / 1e9)
+            if age_ns > group.bound.policy.ttl_ns:
+                group.counters.served_late += 1
 
     def wants(self, columns: Sequence[Sequence[Any]], count: int) -> list[Want]:
         """What the engine is asked for where memory alone cannot answer."""

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from hotplate.core.request import Bound, Want
 from hotplate.keys import EntityShape
+from hotplate.serving.entities import declared_shape
 from hotplate.serving.policies import feature_views_of
-from hotplate.serving.runtime import Runtime, declared_shape
+from hotplate.serving.runtime import Runtime
 from hotplate.warming.hot_keys import HotKey
 from hotplate.warming.warmer import Batch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.value_type import ValueType
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
-from hotplate.codec import Column, Layout, kind_of
+from hotplate.codec import Column, Layout
 from hotplate.contracts import NO_LEASE_NEEDED, View
 from hotplate.core.engine import Bound, Engine, Want
 from hotplate.errors import ConfigError, HotplateError
@@ -27,6 +28,7 @@ from hotplate.seldom import Seldom
 from hotplate.servers.redis import RedisServer
 from hotplate.serving.chosen_source import ChosenSource
 from hotplate.serving.coherence import Announcement, Coherence, server_of
+from hotplate.serving.entities import declared_shape
 from hotplate.serving.events import Batch, Entity, from_feast
 from hotplate.serving.loaders import Loaders
 from hotplate.serving.logs import traffic_logs
@@ -64,7 +66,7 @@ from hotplate.windows.redis_state import LogServer
 if TYPE_CHECKING:
     from hotplate.online_store import CachedOnlineStoreConfig
 
-__all__ = ["Runtime", "declared_shape"]
+__all__ = ["Runtime"]
 
 _log = logging.getLogger("hotplate")
 
@@ -105,7 +107,7 @@ class Runtime:
         self.shadow: Shadow | None = None
         if (said := settings.shadow) is not None:
             checks = ShadowSettings(said.share, said.rate, said.limit, said.least)
-            self.shadow = Shadow(self.engine, checks, self.exclude)
+            self.shadow = Shadow(self.engine, checks, self.exclude, self._says_when)
         self._samplers = [one for one in (self.traffic, self.shadow) if one is not None]
         self.rewarmer: Rewarmer | None = None
         if settings.rewarm is not None:
@@ -143,7 +145,7 @@ class Runtime:
         self.outputs = Outputs(self, settings.outputs)
         self.passed = PassedCounters()
         self.purged = 0
-        self._is_instrumented = False
+        self._told_in = 0
         self.publisher: Publisher | None = None
         if (metrics := settings.metrics) is not None:
             self.publisher = Publisher(Path(metrics.folder), metrics.every / 1e9, self.samples)
@@ -511,8 +513,16 @@ class Runtime:
             _log.error("group %s is served from the source from now on: %s", group, why)
         self.policies.exclude(group, why)
         self.plans.clear()
-        named = (view for view in self._registered() if self.policies.bound(view)[0] == group)
-        self.forget_views(named)
+        # by what was read, not by the registry, which may be down just now
+        self.invalidations.add("asked", self.domain.invalidate_views(self.engine.views_of(group)))
+        if why is None and self.shadow is not None:
+            self.shadow.begin_anew(self.engine.group_counters()[group])
+
+    def _says_when(self, table: Any) -> bool:
+        """Whether the event time of a view's rows says when they were written."""
+        loader = self.loaders.of(table)
+        is_loaded = loader is not None and loader.settings.event_timestamp_column is None
+        return not is_loaded and not is_windowed(table)
 
     def _note_some(self, wants: Sequence[Want]) -> None:
         for sampler in self._samplers:
@@ -583,14 +593,8 @@ class Runtime:
         if self.publisher is not None and not self.publisher.is_running:
             self.publisher.start()
             settings = self.settings.metrics
-            if settings is not None and settings.opentelemetry and not self._is_instrumented:
-                self._is_instrumented = True
+            if settings is not None and settings.opentelemetry and self._told_in != os.getpid():
+                self._told_in = os.getpid()  # a forked child tells its own provider
                 from hotplate.telemetry.opentelemetry import instrument
 
                 instrument(self.samples)
-
-
-def declared_shape(table: Any) -> EntityShape:
-    declared = {field.name: field.dtype.to_value_type() for field in table.entity_columns}
-    names = sorted(declared)
-    return EntityShape(tuple(names), tuple(kind_of(declared[name]) for name in names))

@@ -8,8 +8,10 @@ they do not agree:
 - under `coherence: event`, a message may be on its way: after a moment the row is looked at again,
   and if it is served still it *differs*;
 - under `coherence: ttl`, a source whose event time is later, or that has or lacks the entity where
-  the row says otherwise, was written since: the row is *stale*, as its policy allows. What the
-  event time does not explain *differs*.
+  the row says otherwise, may have been written since: the row is *stale*, which its policy allows
+  and which says nothing of it. What the event time does not explain *differs*. Rows whose event
+  time is that of their load (of loaders that name no column for it, and of windows) are compared
+  by their values, and are stale where these do not agree.
 
 Rows that differ should not be. Where the share of them is surely above a limit, their group is
 served from the source from then on, until somebody lets it back (`Hotplate.admit`) or the process
@@ -29,14 +31,16 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from hotplate.codec import PREFIX_BYTES, is_absent, stamp_of
-from hotplate.contracts import NO_LEASE_NEEDED, LoadRequest, View
+from hotplate.contracts import LoadRequest, View
 from hotplate.core.engine import Engine
-from hotplate.core.request import Want
+from hotplate.core.request import Bound, Want
 from hotplate.forks import restart_in_children
+from hotplate.intervals import wilson_interval
 from hotplate.keys import Key
 from hotplate.pace import Pace
 from hotplate.sampling import Share
 from hotplate.seldom import Seldom
+from hotplate.stats import GroupCounters
 
 __all__ = ["Shadow", "ShadowSettings"]
 
@@ -74,7 +78,10 @@ class Excluding(Protocol):
 class _Sample:
     """A row that was served: whose, and when to look at it again."""
 
-    want: Want
+    view: View
+    table: Any
+    bound: Bound
+    counters: GroupCounters
     key: Key
     row: bytes = b""
     again_s: float = 0.0
@@ -87,6 +94,7 @@ class Shadow:
         engine: whose memory and source.
         settings: how much.
         exclude: takes a group out of the cache.
+        says_when: whether the event time of a feature view's rows says when they were written.
         clock, sleep: in seconds, for tests.
     """
 
@@ -95,11 +103,14 @@ class Shadow:
         engine: Engine,
         settings: ShadowSettings,
         exclude: Excluding,
+        says_when: Callable[[Any], bool] = lambda table: True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._engine, self.settings, self._exclude = engine, settings, exclude
+        self._says_when = says_when
         self._clock, self._sleep = clock, sleep
+        self._before: dict[str, tuple[int, int]] = {}  # compared and differed, not to be judged
         self._share = Share(settings.share)
         self._chance = random.Random()
         self._seldom = Seldom()
@@ -109,7 +120,7 @@ class Shadow:
     def _start_clean(self) -> None:
         self._pace = Pace(self.settings.rate, self._clock, self._sleep)
         self._waiting: deque[_Sample] = deque(maxlen=_WAITING_MOST)
-        self._doubted: deque[_Sample] = deque()
+        self._doubted: deque[_Sample] = deque(maxlen=_WAITING_MOST)
         self._lock = threading.Lock()
         self._checking = threading.Lock()
         self._ends = threading.Event()
@@ -134,7 +145,8 @@ class Shadow:
         """Take a row of each view of a request."""
         for want in wants:
             if want.keys and want.bound.is_cached:
-                self._waiting.append(_Sample(want, self._chance.choice(want.keys)))
+                key = self._chance.choice(want.keys)
+                self._waiting.append(_Sample(want.view, want.table, want.bound, want.counters, key))
         if self._thread is None:
             self._start()
 
@@ -155,14 +167,20 @@ class Shadow:
     # -- on the thread ----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Compare what waits; rows that are doubted only when it is time."""
+        """Compare all that waits; rows that are doubted only when it is time."""
+        while self.check_some():
+            pass
+
+    def check_some(self) -> bool:
+        """Compare a part of what waits, what is doubted first; returns whether more waits."""
         with self._checking:
             while self._doubted and self._doubted[0].again_s <= self._clock():
                 self._compare([self._doubted.popleft()], is_last=True)
-            while self._waiting:
-                count = min(_AT_ONCE, len(self._waiting), self.settings.rate)
-                samples = [self._waiting.popleft() for _ in range(count)]
+            count = min(_AT_ONCE, len(self._waiting), self.settings.rate)
+            samples = [self._waiting.popleft() for _ in range(count)]
+            if samples:
                 self._compare(samples, is_last=False)
+            return bool(self._waiting)
 
     def _compare(self, samples: Sequence[_Sample], *, is_last: bool) -> None:
         held = []
@@ -172,19 +190,19 @@ class Shadow:
                 sample.row = row
                 held.append(sample)
             elif is_last:
-                sample.want.counters.shadow_overtaken += 1
+                sample.counters.shadow_overtaken += 1
         if not held:
             return
         self._pace.take(len(held))
         for sample, body in self._at_source(held):
             if self._served(sample) != sample.row:
-                sample.want.counters.shadow_overtaken += 1
+                sample.counters.shadow_overtaken += 1
             else:
                 self._judge(sample, body, is_last=is_last)
 
     def _served(self, sample: _Sample) -> bytes | None:
         """The row that memory would serve now."""
-        bound, now_ns = sample.want.bound, self._engine.clock.now_ns()
+        bound, now_ns = sample.bound, self._engine.clock.now_ns()
         row = self._engine.memory.peek(sample.key)
         if row is None or not bound.lease.is_whole(now_ns):
             return None
@@ -193,17 +211,18 @@ class Shadow:
     def _at_source(self, samples: Iterable[_Sample]) -> list[tuple[_Sample, bytes]]:
         by_view: dict[View, list[_Sample]] = {}
         for sample in samples:
-            by_view.setdefault(sample.want.view, []).append(sample)
+            by_view.setdefault(sample.view, []).append(sample)
         found: list[tuple[_Sample, bytes]] = []
         for view, some in by_view.items():
             # a view by itself: one whose source fails says nothing of the others
-            request = LoadRequest(view, some[0].want.table, [sample.key for sample in some])
+            keys = [sample.key for sample in some]
+            request = LoadRequest(view, some[0].table, keys, is_check=True)
             try:
                 (bodies,) = self._engine.source.load([request])
                 if isinstance(bodies, Exception):
                     raise bodies
             except Exception as error:  # noqa: BLE001 - whatever a source raises, nobody waits for it
-                some[0].want.counters.shadow_errors += 1
+                some[0].counters.shadow_errors += 1
                 if self._seldom.is_time():
                     _log.warning("shadow checks: the source fails: %s", type(error).__name__)
                 continue
@@ -211,23 +230,23 @@ class Shadow:
         return found
 
     def _judge(self, sample: _Sample, body: bytes, *, is_last: bool) -> None:
-        counters, row = sample.want.counters, sample.row
-        is_from_then = stamp_of(row) <= self._engine.clock.now_ns()
-        if row[PREFIX_BYTES:] == body and is_from_then:
+        counters, row = sample.counters, sample.row
+        says_when = self._says_when(sample.table)
+        is_equal = row[PREFIX_BYTES:] == body or (not says_when and _same_values(sample, body))
+        if is_equal and stamp_of(row) <= self._engine.clock.now_ns():
             counters.shadow_equal += 1
-        elif sample.want.bound.lease is not NO_LEASE_NEEDED and not is_last:
+        elif sample.bound.policy.is_event and not is_last:
             sample.again_s = self._clock() + _AGAIN_S
             self._doubted.append(sample)
-            return
-        elif sample.want.bound.lease is NO_LEASE_NEEDED and _is_older(sample, body):
+        elif not sample.bound.policy.is_event and (not says_when or _is_older(sample, body)):
             counters.shadow_stale += 1
         else:
             counters.shadow_differed += 1
             self._say(sample, body)
-        self._weigh(counters)
+            self._weigh(counters)
 
     def _say(self, sample: _Sample, body: bytes) -> None:
-        view = sample.want.view
+        view = sample.view
         source = b"\0" * PREFIX_BYTES + body
         if is_absent(sample.row) or is_absent(source):
             what = "whether there is the entity at all"
@@ -244,18 +263,25 @@ class Shadow:
             what,
         )
 
-    def _weigh(self, counters: Any) -> None:
+    def _weigh(self, counters: GroupCounters) -> None:
         """Take a group out of the cache where too many of its rows surely differ."""
         found = counters.snapshot()
-        if found.shadow_compared < self.settings.least or not found.shadow_differed:
+        compared, differed = self._before.get(counters.name, (0, 0))
+        compared, differed = found.shadow_compared - compared, found.shadow_differed - differed
+        if compared < self.settings.least:
             return
-        low, _ = found.mismatch_interval
+        low, _ = wilson_interval(differed, compared)
         if low > self.settings.limit:
             self._exclude(
                 counters.name,
-                f"shadow checks: {found.shadow_differed:,} of {found.shadow_compared:,} rows "
-                f"differed from the source, and more than {self.settings.limit:.3%} surely do",
+                f"shadow checks: {differed:,} of {compared:,} rows differed from the source, and "
+                f"more than {self.settings.limit:.3%} surely do",
             )
+
+    def begin_anew(self, counters: GroupCounters) -> None:
+        """Judge a group by what comes from now on."""
+        found = counters.snapshot()
+        self._before[counters.name] = found.shadow_compared, found.shadow_differed
 
     def close(self) -> None:
         """End the thread; a later read starts another."""
@@ -263,12 +289,21 @@ class Shadow:
         self._thread, self._ends = None, threading.Event()
 
 
+def _same_values(sample: _Sample, body: bytes) -> bool:
+    """Whether two rows say the same of every feature, whatever their event times."""
+    source = b"\0" * PREFIX_BYTES + body
+    if is_absent(sample.row) or is_absent(source):
+        return is_absent(sample.row) == is_absent(source)
+    serialized = sample.view.layout.serialized
+    return serialized(sample.row) == serialized(source)
+
+
 def _is_older(sample: _Sample, body: bytes) -> bool:
     """Whether the source was written after the row was read, by what it says of itself."""
     source = b"\0" * PREFIX_BYTES + body
     if is_absent(sample.row) != is_absent(source):
         return True
-    event_us = sample.want.view.layout.event_us
+    event_us = sample.view.layout.event_us
     mine, theirs = event_us(sample.row), event_us(source)
     return mine is not None and theirs is not None and theirs > mine
 
@@ -279,7 +314,8 @@ def _work(shadow: weakref.ref[Shadow], ends: threading.Event) -> None:
         if found is None:
             return
         try:
-            found.check()
+            while found.check_some() and not ends.is_set():
+                pass
         except Exception as error:  # noqa: BLE001 - the border of the thread
             if found._seldom.is_time():
                 _log.warning("shadow checks: %s", type(error).__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hotplate.histogram import HistogramStats
-from hotplate.stats import OUTPUT_RESULTS, CacheStats, GroupStats
+from hotplate.stats import EVENT_REASONS, OUTPUT_RESULTS, CacheStats, GroupStats
 
 if TYPE_CHECKING:
     from hotplate.outputs.stats import OutputStats
@@ -101,7 +101,7 @@ EVICTIONS: Final = _counter(
 OF_GROUP: Final[dict[str, Metric]] = {
     "loads": _counter("hotplate_loads", "Keys read from the source, refreshes included", "group"),
     "load_errors": _counter(
-        "hotplate_load_errors", "Loads that the source answered with an error", "group"
+        "hotplate_load_errors", "Keys that the source answered with an error", "group"
     ),
     "coalesced": _counter(
         "hotplate_coalesced", "Misses answered by a load that another request had begun", "group"
@@ -121,6 +121,9 @@ OF_GROUP: Final[dict[str, Metric]] = {
     ),
     "invalidated": _counter(
         "hotplate_invalidated_rows", "Rows dropped from memory by an invalidation", "group"
+    ),
+    "served_late": _counter(
+        "hotplate_served_late", "Rows of sampled requests served past their bound: none", "group"
     ),
     "entries": _gauge("hotplate_entries", "Rows in memory", "group"),
     "bytes": _gauge(
@@ -300,7 +303,7 @@ OUTPUT_INVALIDATED: Final = _counter(
 OUTPUT_OFF: Final = _gauge(
     "hotplate_output_off", "1: the cache of this model answers nothing", *_MODEL, across="max"
 )
-PROCESSES: Final = _gauge("hotplate_processes", "Processes that use the cache now")
+PROCESSES: Final = _gauge("hotplate_processes", "Caches in use now, one a process and store")
 
 
 @dataclass(frozen=True)
@@ -344,7 +347,8 @@ def measure(found: Measured) -> Iterator[Sample]:
     for cause, invalidations in stats.invalidations.items():
         yield one(INVALIDATIONS, invalidations.times, cause)
     if stats.channel is not None:
-        yield one(CHANNEL_UP, stats.channel.is_whole)
+        if stats.channel.is_started:
+            yield one(CHANNEL_UP, stats.channel.is_whole)
         yield one(CHANNEL_LAG, stats.channel.lags)
         yield from _attributes(one, OF_CHANNEL, stats.channel)
     if stats.shared is not None:
@@ -356,8 +360,8 @@ def measure(found: Measured) -> Iterator[Sample]:
         yield one(EVENTS, events.accepted, name)
         yield one(EVENTS_DELAYED, events.delayed, name)
         yield one(FOLDS, events.folds, name)
-        for reason, count in events.dropped.items():
-            yield one(EVENTS_DROPPED, count, name, reason)
+        for reason in EVENT_REASONS:
+            yield one(EVENTS_DROPPED, events.dropped.get(reason, 0), name, reason)
     if stats.traffic is not None:
         yield one(TRAFFIC, stats.traffic.logged, "logged")
         yield one(TRAFFIC, stats.traffic.lost, "lost")
@@ -403,10 +407,10 @@ def _of_outputs(one: _One, found: OutputStats) -> Iterator[Sample]:
     labels = (found.model, found.version)
     for result in OUTPUT_RESULTS:
         yield one(OUTPUT_ROWS, found[result], *labels, result)
-    for rule, count in found.by_rule.items():
-        yield one(OUTPUT_RULES, count, *labels, rule)
-    for rule, count in found.rule_errors.items():
-        yield one(OUTPUT_RULE_ERRORS, count, *labels, rule)
+    # from the start: of a series that begins above nothing, Prometheus does not see the rise
+    for rule in found.rules:
+        yield one(OUTPUT_RULES, found.by_rule.get(rule, 0), *labels, rule)
+        yield one(OUTPUT_RULE_ERRORS, found.rule_errors.get(rule, 0), *labels, rule)
     for outcome in ("compared", "differed"):
         count = found[f"shadow_{outcome}"] + found[f"shadow_{outcome}_before"]
         yield one(OUTPUT_SHADOW, count, *labels, outcome)

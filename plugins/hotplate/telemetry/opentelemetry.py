@@ -8,6 +8,7 @@ bound as the attribute `le`, as in Prometheus.
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -29,13 +30,23 @@ def instrument(
 ) -> None:
     """Let a meter provider ask for all metrics, for as long as their owner lives.
 
+    Several owners, as stores of several projects are, share its instruments.
+
     Args:
         samples: a method that says what is counted by now.
         provider: the global one if left out, which an application sets, or
             `opentelemetry-instrument` for it.
     """
-    moment = _Moment(weakref.WeakMethod(samples))
-    meter = (provider or get_meter_provider()).get_meter("hotplate")
+    provider = provider or get_meter_provider()
+    moment = _moments.get(provider)
+    if moment is None:
+        moment = _moments[provider] = _Moment()
+        _register(moment, provider)
+    moment.owners.append(weakref.WeakMethod(samples))
+
+
+def _register(moment: _Moment, provider: MeterProvider) -> None:
+    meter = provider.get_meter("hotplate")
     for metric in CATALOGUE.values():
         name, unit = name_of(metric)
         if metric.kind == "histogram":
@@ -67,19 +78,25 @@ def name_of(metric: Metric) -> tuple[str, str]:
 class _Moment:
     """What was counted at one moment, by metric."""
 
-    def __init__(self, samples: weakref.WeakMethod[Any]) -> None:
-        self._samples = samples
+    def __init__(self) -> None:
+        self.owners: list[weakref.WeakMethod[Any]] = []
         self._read_s = float("-inf")
         self._found: dict[str, list[Sample]] = {}
 
     def of(self, metric: Metric) -> list[Sample]:
         if time.monotonic() - self._read_s > _SAME_S:
-            samples = self._samples()
             found: dict[str, list[Sample]] = {}
-            for sample in () if samples is None else samples():
-                found.setdefault(sample.metric.name, []).append(sample)
+            for owner in self.owners:
+                samples = owner()
+                for sample in () if samples is None else samples():
+                    found.setdefault(sample.metric.name, []).append(sample)
             self._found, self._read_s = found, time.monotonic()
         return self._found.get(metric.name, [])
+
+
+_moments: Final[weakref.WeakKeyDictionary[MeterProvider, _Moment]] = weakref.WeakKeyDictionary()
+if hasattr(os, "register_at_fork"):  # a child has a provider of its own, or none
+    os.register_at_fork(after_in_child=_moments.clear)
 
 
 def _asked(

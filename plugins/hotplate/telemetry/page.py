@@ -55,11 +55,11 @@ def _tiles(found: Summary) -> list[tuple[str, str]]:
     groups = found.groups.values()
     reads = sum(group.reads for group in groups)
     hits = sum(group.reads * (group.hit_rate or 0) for group in groups)
-    late = sum(_is_late(group.age_max_s, group.ttl_s) for group in groups)
+    late = sum(group.late for group in groups)
     tiles = [
         (f"{hits / reads:.1%}" if reads else "-", f"of {reads:,.0f} reads answered from memory"),
         (f"{found.source_trips:,.0f}", "round trips to the source"),
-        (f"{late}", "groups of which something was served past its ttl"),
+        (f"{late:,.0f}", "rows of sampled requests were served past their ttl"),
         (f"{found.faults:,.0f}", "faults of the cache, each answered from the source"),
     ]
     compared = sum(group.compared for group in groups)
@@ -67,10 +67,6 @@ def _tiles(found: Summary) -> list[tuple[str, str]]:
         differed = sum(group.differed for group in groups)
         tiles.append((f"{differed:,}", f"of {compared:,} compared rows differed from the source"))
     return tiles
-
-
-def _is_late(age_s: float, ttl_s: float | None) -> bool:
-    return ttl_s is not None and age_s > ttl_s > 0
 
 
 def _bars(names: Sequence[str], parts: dict[str, list[float]], title: str) -> Any:

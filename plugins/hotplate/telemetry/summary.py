@@ -27,6 +27,7 @@ class GroupSummary:
         loads, load_errors: keys read from the source, and loads that failed.
         age_p50_s, age_p99_s, age_max_s: of what was served from memory; the last since the start,
             as are the others where none was sampled in between.
+        late: rows of sampled requests that were served past their bound, since the start.
         entries, bytes: in memory now, of all processes.
         compared, differed: rows that shadow checks compared since the start, and that should not
             have been as they were.
@@ -44,6 +45,7 @@ class GroupSummary:
     age_p50_s: float | None
     age_p99_s: float | None
     age_max_s: float
+    late: float
     entries: float
     bytes: float
     compared: int
@@ -172,6 +174,7 @@ def _group(now: Reading, since: Reading) -> GroupSummary:
         age_p50_s=_age(now, since, 0.5),
         age_p99_s=_age(now, since, 0.99),
         age_max_s=now.sum("hotplate_age_max_seconds"),
+        late=now.sum("hotplate_served_late_total"),
         entries=now.sum("hotplate_entries"),
         bytes=now.sum("hotplate_entry_bytes"),
         compared=compared,

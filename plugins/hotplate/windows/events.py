@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from hotplate.stats import EVENT_REASONS
 from hotplate.windows.errors import WindowSpecError
 from hotplate.windows.exact import Integers
 from hotplate.windows.hashing import NO_HASH, hashes_of
@@ -25,7 +26,7 @@ __all__ = ["END_OF_TIME_MS", "REASONS", "Accepted", "Events", "accept"]
 END_OF_TIME_MS: Final = 1 << 45
 """Timestamps lie from 1970 up to here, the year 3084; what does not is in the wrong unit."""
 
-REASONS: Final = ("invalid_timestamp", "missing_id", "invalid_value", "overflow", "late", "future")
+REASONS: Final = EVENT_REASONS
 """Why a row is dropped.
 
 - `invalid_timestamp`: its timestamp or its arrival is missing or out of range.
