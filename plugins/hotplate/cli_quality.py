@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from rich.console import Console
@@ -324,11 +324,9 @@ def _stopped() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _stop()
-
-
-def _stop() -> NoReturn:
-    fail("stopped; nothing was written. Name fewer views to be done sooner")
+        said = "stopped; nothing was written. Name fewer views to be done sooner"
+        click.echo(f"hotplate: {said}", err=True)
+        raise SystemExit(130) from None
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
 from hotplate.cli import main
@@ -47,9 +47,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
         }
     )
     packed.to_json(folder / "log.jsonl", orient="records", lines=True)
-    with sqlite3.connect(folder / "log.db") as connection:
-        packed.to_sql("decisions", connection, index=False)
-    connection.close()
+    # not by a connection of sqlite3: pandas would change how this process writes timestamps there
+    engine = sa.create_engine(f"sqlite:///{folder / 'log.db'}")
+    packed.to_sql("decisions", engine, index=False)
+    engine.dispose()
     return shop
 
 
