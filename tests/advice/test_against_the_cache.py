@@ -20,6 +20,8 @@ from hotplate.stats import GroupStats
 
 from .conftest import Day, RepoMaker, Step, live, steps_of
 
+pytestmark = pytest.mark.heavy  # whole repos and long replays: minutes in all
+
 BIG = 10**12
 MEMORY = {"max_bytes": BIG}
 POLICY = {"jitter": 0}

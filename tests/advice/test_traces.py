@@ -8,6 +8,8 @@ import pytest
 
 from pipelines.bench.advice import foretold
 
+pytestmark = pytest.mark.heavy  # whole repos and long replays: minutes in all
+
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 
 

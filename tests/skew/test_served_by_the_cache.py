@@ -15,6 +15,8 @@ from hotplate.skew import ServedLog, SkewReport, check_skew
 
 from ..windows.bank import CARD, Bank, bank, frame_of, random_payment
 
+pytestmark = pytest.mark.heavy  # whole repos and long replays: minutes in all
+
 CARDS = 4
 COLUMNS = {"at": "at", "ages": {"limits": "limits_age_s", "activity": "activity_age_s"}}
 

@@ -15,6 +15,8 @@ from hotplate.skew import FeatureSkew, SkewError, SkewReport, SkewSpec, check_sk
 
 from .shop import START, Shop
 
+pytestmark = pytest.mark.heavy  # whole repos and long replays: minutes in all
+
 WINDOWS = ("n_1h", "n_24h", "sum_1h", "mean")
 
 

@@ -24,6 +24,8 @@ from pipelines.fraud.payments import events_of
 
 from .conftest import World
 
+pytestmark = pytest.mark.heavy  # whole repos and long replays: minutes in all
+
 DECIDED = 400
 COUNTS = ("card_count_1d", "card_count_7d", "card_count_30d", "card_count_10m", "card_count_1h")
 
