@@ -40,7 +40,7 @@ from hotplate.policy import ResolvedPolicy
 __all__ = ["main"]
 
 
-@click.group(cls=Commands)
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="feast-hotplate")
 def main() -> None:
     """Look at the cache that keeps a Feast warm, and look after it.

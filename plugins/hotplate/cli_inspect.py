@@ -38,9 +38,10 @@ _STATES = {
 def inspect(group: str, entity: str, as_json: bool, chdir: Path) -> None:
     """Show an entity of a GROUP (or feature view) as each tier and the source have it now.
 
-    Fills nothing. Serving processes have memories of their own, which a command does not see: ask
-    one of them with hotplate.of(store).inspect(...). Of windowed views, `hotplate windows explain`
-    shows the events, too.
+    Fills nothing, and exits with 1 where the source does not answer. Serving processes have
+    memories of their own, which a command does not see: ask one of them with
+    hotplate.of(store).inspect(...). Of windowed views, `hotplate windows explain` shows the
+    events, too.
     """
     from hotplate import of
 
@@ -57,10 +58,11 @@ def inspect(group: str, entity: str, as_json: bool, chdir: Path) -> None:
     if as_json:
         shown = [{**asdict(one), "memory": None} for one in found]
         click.echo(json.dumps(shown, indent=2, default=str))
-        return
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for one in found:
-        console.print(_shown(one))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else 160)
+        for one in found:
+            console.print(_shown(one))
+    raise SystemExit(1 if any(one.source_error for one in found) else 0)
 
 
 def _shown(found: Inspected) -> Table:

@@ -72,10 +72,11 @@ def _folder(chdir: Path, folder: Path | None) -> Path:
 def _every(context: click.Context, parameter: click.Parameter, value: str) -> float:
     try:
         seconds = parse_duration(value) / 1e9
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from None
+    except ValueError:
+        seconds = 0.0
     if not 0.1 <= seconds <= 3_600:
-        raise click.BadParameter("write something between 100ms and 1h", context, parameter)
+        said = f"{value!r}: write something between 100ms and 1h, such as 2s"
+        raise click.BadParameter(said, context, parameter)
     return seconds
 
 
@@ -96,7 +97,8 @@ def stats(chdir: Path, folder: Path | None, url: str | None, as_json: bool) -> N
     if as_json:
         click.echo(json.dumps(_plain(asdict(summary)), indent=2))
         return
-    Console(width=None if sys.stdout.isatty() else _WIDTH).print(shown(summary))
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    console.print(shown(summary, console.width))
 
 
 @click.command()
@@ -134,9 +136,9 @@ def top(
                 if as_json:
                     click.echo(json.dumps(_plain(asdict(summary))))
                 elif live is not None:
-                    live.update(shown(summary), refresh=True)
+                    live.update(shown(summary, console.width), refresh=True)
                 else:
-                    console.print(shown(summary))
+                    console.print(shown(summary, console.width))
 
 
 @click.command()
@@ -279,11 +281,11 @@ def _nothing() -> Iterator[None]:
 # -- how it looks ---------------------------------------------------------------------------------
 
 
-def shown(found: Summary) -> Group:
-    """A summary, for a terminal."""
-    parts: list[Any] = [_head(found), _groups(found)]
+def shown(found: Summary, width: int = _WIDTH) -> Group:
+    """A summary, for a terminal of so many columns."""
+    parts: list[Any] = [_head(found), _groups(found, width)]
     if found.outputs:
-        parts.append(_outputs(found))
+        parts.append(_outputs(found, width))
     return Group(*parts)
 
 
@@ -298,23 +300,23 @@ def _head(found: Summary) -> Text:
         else (f", p50 {_time(found.source_p50_s)}, p99 {_time(found.source_p99_s)}")
     )
     said.append(f"round trips to the source {_rate(found.source_trips, found.seconds)}{trips}")
-    text = Text(" · ".join(said) + "\n")
+    text = Text(" | ".join(said) + "\n")
     for name, state in (("event channel", found.channel), ("shared tier", found.shared)):
         if state is not None:
             text.append(f"{name} ")
             text.append("up" if state else "DOWN", style="green" if state else "bold red")
             if name == "event channel" and found.channel_p99_s is not None:
                 text.append(f", p99 {_time(found.channel_p99_s)}")
-            text.append(" · ")
+            text.append(" | ")
     forgotten = ", ".join(
         f"{cause} {_rate(times, found.seconds)}" for cause, times in found.invalidations.items()
     )
-    text.append(f"invalidations: {forgotten or 'none'} · faults of the cache: ")
+    text.append(f"invalidations: {forgotten or 'none'} | faults of the cache: ")
     text.append(f"{found.faults:,.0f}\n", style="bold red" if found.faults else "")
     return text
 
 
-def _groups(found: Summary) -> Text:
+def _groups(found: Summary, width: int) -> Text:
     headers = [
         "group",
         "ttl",
@@ -334,7 +336,7 @@ def _groups(found: Summary) -> Text:
         [name, *_of_group(group, found.seconds), *([_checked(group)] if has_checks else [])]
         for name, group in found.groups.items()
     ]
-    return _table("Groups", headers, rows)
+    return _table("Groups", headers, rows, width)
 
 
 def _of_group(group: GroupSummary, seconds: float | None) -> list[Text | str]:
@@ -364,7 +366,7 @@ def _checked(group: GroupSummary) -> Text:
     return Text(said, style="bold red" if group.differed else "")
 
 
-def _outputs(found: Summary) -> Text:
+def _outputs(found: Summary, width: int) -> Text:
     headers = [
         "model",
         "rows",
@@ -379,27 +381,45 @@ def _outputs(found: Summary) -> Text:
     ]
     headers += ["by rule"]
     rows = [[name, *_of_outputs(output, found.seconds)] for name, output in found.outputs.items()]
-    return _table("Outputs of models", headers, rows)
+    return _table("Outputs of models", headers, rows, width)
 
 
-def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> Text:
-    """A table as one text: rich's own takes ten times as long, every other second."""
+def _table(
+    title: str, headers: Sequence[str], rows: Sequence[Sequence[Text | str]], width: int
+) -> Text:
+    """A table as one text: rich's own takes ten times as long, every other second.
+
+    What does not fit beside each other stands below, with the names again.
+    """
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     widths = [
         max(len(header), *(len(row[place].plain) for row in cells), 0)
         for place, header in enumerate(headers)
     ]
-    text = Text(f"\n{title}\n", no_wrap=True, overflow="ellipsis", style="")
-    text.append("  ".join(_padded(header, widths, place) for place, header in enumerate(headers)))
-    text.stylize("bold", 0)
-    text.append("\n")
-    for row in cells:
-        for place, cell in enumerate(row):
-            style = "bold" if place == 0 else cell.style
-            text.append(_padded(cell.plain, widths, place), style=style)
-            text.append("  ")
+    text = Text(f"\n{title}", no_wrap=True, overflow="ellipsis", style="bold")
+    for places in _parts(widths, width):
         text.append("\n")
+        head = "  ".join(_padded(headers[place], widths, place) for place in places)
+        text.append(head + "\n", style="bold")
+        for row in cells:
+            for place in places:
+                style = "bold" if place == 0 else row[place].style or "not bold"
+                gap = "" if place == places[-1] else "  "
+                text.append(_padded(row[place].plain, widths, place) + gap, style=style)
+            text.append("\n")
     return text
+
+
+def _parts(widths: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Columns that fit beside the first one, in their order."""
+    part, used = [0], widths[0]
+    for place in range(1, len(widths)):
+        if len(part) > 1 and used + 2 + widths[place] > width:
+            yield part
+            part, used = [0], widths[0]
+        part.append(place)
+        used += 2 + widths[place]
+    yield part
 
 
 def _padded(cell: str, widths: Sequence[int], place: int) -> str:

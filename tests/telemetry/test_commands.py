@@ -4,6 +4,7 @@ cannot."""
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import os
 import re
@@ -11,21 +12,26 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 import hotplate
 from hotplate.cli import main
+from hotplate.cli_metrics import shown
 from hotplate.telemetry.catalogue import CATALOGUE
 from hotplate.telemetry.reading import read_folder
+from hotplate.telemetry.summary import summarize
 
 from ..operations.deployments import PLUGINS, command
 from ..served import free_port
@@ -92,7 +98,8 @@ def test_top_shows_what_happens_between_two_looks(
         ask(repo, 1, 2, 3)
         write(repo)
 
-    monkeypatch.setattr("hotplate.cli_metrics.time.sleep", busy)
+    clock = SimpleNamespace(sleep=busy, monotonic=time.monotonic)
+    monkeypatch.setattr("hotplate.cli_metrics.time", clock)
     shown = run("top", "--folder", str(folder), "--count", "2", "--json")
     lines = [json.loads(line) for line in shown.output.splitlines()]
     assert [line["groups"]["profile"]["reads"] for line in lines] == [3, 3]
@@ -202,15 +209,41 @@ def test_an_endpoint_of_something_else(folder: Path) -> None:
         assert "nothing is counted there yet" in run("stats", "--url", url).output
 
 
-def test_a_folder_with_garbage(measured: Callable[..., Repo], folder: Path) -> None:
-    """A file that is cut short is said, with the folder, not shown as a stack trace."""
+def test_a_folder_with_garbage(
+    measured: Callable[..., Repo], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files that are cut short or something else are left out and named; the others are shown."""
     repo = measured()
     ask(repo, 1)
     write(repo)
+    good = next(folder.glob("counter_*.db")).read_bytes()
     (folder / "counter_hotplate-1-1-1-1.db").write_bytes(b"\xff\xff")
-    shown = run("stats", "--folder", str(folder))
-    assert (shown.exit_code, shown.exception.__class__) == (1, SystemExit)
-    assert "counter_hotplate-1-1-1-1.db: cannot be read" in shown.output
+    (folder / "counter_hotplate-1-1-1-2.db").write_bytes(good[:100])
+    (folder / "histogram_hotplate-1-1-1-2.db").write_bytes(b"12345")
+    for verb, *more in (("stats", "--json"), ("metrics",)):
+        shown = run(verb, "--folder", str(folder), *more)
+        assert shown.exit_code == 0, shown.output
+        assert "profile" in shown.output
+    for name in ("counter_hotplate-1-1-1-1.db", "counter_hotplate-1-1-1-2.db"):
+        assert f"{name}: is damaged" in caplog.text
+
+
+def test_a_narrow_terminal_loses_nothing(measured: Callable[..., Repo], folder: Path) -> None:
+    """What does not fit beside each other stands below, with the names again, in plain letters."""
+    repo = measured()
+    for _ in range(70):
+        ask(repo, 1, 2)
+    write(repo)
+    summary = summarize(read_folder(folder))
+    for width in (160, 80, 60, 40):
+        console = Console(width=width, file=io.StringIO())
+        console.print(shown(summary, width))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        text.encode("ascii")
+        for header in ("ttl", "reads", "hits", "errors", "age p50", "p99", "max", "memory"):
+            assert header in text, (width, header)
+        assert all(len(line.rstrip()) <= width for line in text.splitlines()[3:]), width
+        assert text.count("profile") == len(re.findall(r"^group ", text, re.MULTILINE))
 
 
 def test_damage_of_a_process_that_has_ended_is_left_out(

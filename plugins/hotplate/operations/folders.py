@@ -18,7 +18,7 @@ _LITTLE: Final = 100_000_000
 
 
 def examine_folders(settings: Any) -> list[Finding]:
-    """A finding for each folder of `online_store`: `blobs`, `traffic`, `preload`."""
+    """A finding for each folder of `online_store`: `blobs`, `traffic`, `metrics`, `preload`."""
     return [_examine(name, folder, most) for name, folder, most in _folders(settings)]
 
 
@@ -28,6 +28,8 @@ def _folders(settings: Any) -> Iterator[tuple[str, Path, int]]:
     if settings.traffic is not None:
         logs = 2 if settings.traffic.changes else 1
         yield "traffic", Path(settings.traffic.folder), logs * settings.traffic.max_bytes
+    if settings.metrics is not None:
+        yield "metrics", Path(settings.metrics.folder), _LITTLE
     if settings.preload is not None:
         yield "preload", Path(settings.preload.folder), _LITTLE
 

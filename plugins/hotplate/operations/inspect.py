@@ -97,7 +97,8 @@ def inspect(
         state,
         source,
         error,
-        _next_read(bound, now_ns, memory, shared, state),
+        _next_read(bound, now_ns, memory, shared, state)
+        + (f"; the source fails: {error}" if error else ""),
     )
 
 

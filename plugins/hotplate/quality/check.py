@@ -340,7 +340,7 @@ def _observed(asking: Asking, one: _Item, verdict: Verdict) -> str:
 
 def _hint(subject: Subject, one: _Item, schema: pa.Schema) -> str:
     if one.check == "zone":
-        return "Feast takes it for UTC; write it with one, or switch this check off"
+        return 'Feast takes it for UTC; write it with one, or accept it by "off": ["zone"]'
     if one.check != "exists":
         return ""
     declared = {column.name for column in subject.columns}

@@ -45,12 +45,13 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _OURS: Final = "hotplate_"
 _TIMEOUT_S: Final = 5.0
 _BYTES_MOST: Final = 64_000_000
-_LEAST_BYTES: Final = 8
 _LOCK_S: Final = 1.0  # adding up takes milliseconds
+_DAMAGED_MOST: Final = 20
 _TRIES: Final = 3  # files that are added up meanwhile fail one attempt
 
 Labels = tuple[tuple[str, str], ...]
 _T = TypeVar("_T")
+_left_out: Final[set[Path]] = set()  # files that cannot be read
 _log = logging.getLogger("hotplate.telemetry")
 
 
@@ -313,23 +314,15 @@ def read_families(folder: Path) -> list[Family]:
 
 
 def _files_of(folder: Path, pattern: str) -> list[Path]:
-    """The files to add up: what a process that has ended held is held no more, and what of it is
-    damaged, as after a power cut, is left out."""
+    """The files to add up: what a process that has ended held is held no more, and what is damaged,
+    as after a power cut, is left out."""
     found = []
     for path in folder.glob(pattern):
-        if path.name.startswith("gauge_live") and _OURS.removesuffix("_") in path.name:
-            if has_ended(path):
-                continue
-        elif path.stat().st_size < _LEAST_BYTES and has_ended(path):
-            _say_damaged(path)
+        is_gauge = path.name.startswith("gauge_live") and _OURS.removesuffix("_") in path.name
+        if path in _left_out or (is_gauge and has_ended(path)):
             continue
         found.append(path)
     return found
-
-
-@lru_cache(maxsize=1_000)  # once for each
-def _say_damaged(path: Path) -> None:
-    _log.warning("%s: of a process that has ended, is damaged and left out", path)
 
 
 def _tried(folder: Path, read: Callable[[], _T]) -> _T:
@@ -338,26 +331,29 @@ def _tried(folder: Path, read: Callable[[], _T]) -> _T:
             f"{folder}: is no folder. A process writes there once its feature_store.yaml says "
             f"online_store.metrics: {{folder: {folder}}} and it has been asked something"
         )
-    for attempt in range(_TRIES):
+    for attempt in range(_TRIES + _DAMAGED_MOST):
         try:
             with locked(folder, fcntl.LOCK_SH, _LOCK_S):
                 return read()
         except FileNotFoundError as error:
-            if attempt == _TRIES - 1:
+            if attempt >= _TRIES - 1:
                 raise TelemetryError(f"{folder}: changes while it is read: {error}") from error
         except DAMAGE as error:
-            raise TelemetryError(f"{_damaged(folder)}: cannot be read: {error}") from error
-    raise AssertionError("unreachable")
+            if (damaged := _find_damaged(folder)) is None:
+                raise TelemetryError(f"{folder}: cannot be read: {error}") from error
+            _left_out.add(damaged)
+            _log.warning("%s: is damaged, and left out until it is removed", damaged)
+    raise TelemetryError(f"{folder}: cannot be read: too many of its files are damaged; remove it")
 
 
-def _damaged(folder: Path) -> Path:
-    """The file of a folder that cannot be read; the folder itself where there is none by now."""
-    for path in sorted(folder.glob("*.db")):
+def _find_damaged(folder: Path) -> Path | None:
+    """A file of a folder that cannot be read."""
+    for path in sorted(set(folder.glob("*.db")) - _left_out):
         try:
             MultiProcessCollector.merge([str(path)])
         except DAMAGE:
             return path
-    return folder
+    return None
 
 
 def _reading(found: Iterable[Family]) -> Reading:

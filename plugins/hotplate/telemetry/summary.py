@@ -187,7 +187,11 @@ def _group(now: Reading, since: Reading) -> GroupSummary:
 def _age(now: Reading, since: Reading, share: float) -> float | None:
     """Ages are sampled: where none was between the two moments, that since the start."""
     found = quantile(since, "hotplate_age_seconds", share)
-    return quantile(now, "hotplate_age_seconds", share) if found is None else found
+    if found is None:
+        found = quantile(now, "hotplate_age_seconds", share)
+    # within its bucket a quantile is a guess; it is never more than the greatest value
+    greatest = now.sum("hotplate_age_max_seconds")
+    return min(found, greatest) if found is not None and greatest else found
 
 
 def _outputs(now: Reading, since: Reading) -> OutputSummary:
