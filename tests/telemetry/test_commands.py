@@ -29,7 +29,9 @@ from rich.console import Console
 import hotplate
 from hotplate.cli import main
 from hotplate.cli_metrics import shown
-from hotplate.telemetry.catalogue import CATALOGUE
+from hotplate.stats import GroupCounters
+from hotplate.telemetry.catalogue import CATALOGUE, Sample
+from hotplate.telemetry.files import ProcessFiles
 from hotplate.telemetry.reading import read_folder
 from hotplate.telemetry.summary import summarize
 
@@ -244,6 +246,22 @@ def test_a_narrow_terminal_loses_nothing(measured: Callable[..., Repo], folder: 
             assert header in text, (width, header)
         assert all(len(line.rstrip()) <= width for line in text.splitlines()[3:]), width
         assert text.count("profile") == len(re.findall(r"^group ", text, re.MULTILINE))
+
+
+def test_rows_that_prove_nothing_are_not_compared(folder: Path) -> None:
+    """The bound that is shown is that of `mismatch_interval`: stale rows do not narrow it."""
+    files = ProcessFiles(folder, 0)
+    counts = {"equal": 10, "stale": 1_000, "overtaken": 7, "differed": 2}
+    shadow = CATALOGUE["hotplate_shadow_rows_total"]
+    files.write([Sample(shadow, ("p", "g", word), n) for word, n in counts.items()], {})
+    group = summarize(read_folder(folder)).groups["g"]
+    counters = GroupCounters("g")
+    for word, count in counts.items():
+        setattr(counters, f"shadow_{word}", count)
+    held = counters.snapshot()
+    assert (group.compared, group.differed) == (held.shadow_compared, 2) == (12, 2)
+    assert group.mismatch_high == held.mismatch_interval[1]
+    files.close()
 
 
 def test_damage_of_a_process_that_has_ended_is_left_out(

@@ -162,7 +162,7 @@ def _group(now: Reading, since: Reading) -> GroupSummary:
     ttls = now.values.get("hotplate_ttl_seconds", {}).values()
     shadow = now.by("hotplate_shadow_rows_total", "outcome")
     differed = int(shadow.get("differed", 0))
-    compared = differed + int(shadow.get("equal", 0) + shadow.get("stale", 0))
+    compared = differed + int(shadow.get("equal", 0))  # as `GroupStats.shadow_compared`
     return GroupSummary(
         ttl_s=max(ttls, default=None),
         reads=reads,
