@@ -7,8 +7,9 @@ taken between two steps of one addition may lack a part of it, until the next on
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 __all__ = ["AGES_S", "WAITS_S", "Histogram", "HistogramStats"]
@@ -41,6 +42,10 @@ class HistogramStats:
     counts: tuple[int, ...]
     total: float
     greatest: float
+
+    def cumulative(self) -> Iterator[tuple[float, int]]:
+        """Each bound, and how many values lie within it; the last one is without end."""
+        return zip((*self.bounds, float("inf")), accumulate(self.counts), strict=True)
 
     @property
     def count(self) -> int:

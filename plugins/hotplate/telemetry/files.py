@@ -6,8 +6,8 @@ mode reads these, Feast's own metrics server among them: `counter_ID.db`, `histo
 a process that is killed has lost nothing that it wrote.
 
 Counts of processes that have ended stay, since a counter must not fall; their gauges go, and where
-there are many such processes their counts are added up in one file. Where nobody is
-alive and nothing was written for ten minutes, the next process begins anew.
+there are many such processes their counts are added up in one file. Where nobody is alive and
+nothing was written for ten minutes, the next process begins anew.
 """
 
 from __future__ import annotations
@@ -99,9 +99,11 @@ class ProcessFiles:
             value -= baseline.get(key, 0.0)
             place = kind, key
             before = self._written.get(place)
-            if before is None and not kind.startswith("gauge"):
-                before = self._file(kind).read_value(key)[0]  # of a cache that was closed
-            if before == value or (before is not None and value < before and kind in _RISING):
+            if kind in _RISING:
+                if before is None:  # of a cache that was closed, perhaps
+                    before = self._file(kind).read_value(key)[0]
+                value = max(value, before)
+            if before == value:
                 continue
             self._file(kind).write_value(key, value, 0.0)
             self._written[place] = value
@@ -142,7 +144,7 @@ def _close(opened: dict[str, _Map]) -> None:
 
 def counted(samples: Iterable[Sample]) -> dict[str, float]:
     """Counters and histograms by key, as a `baseline`."""
-    return {key: value for kind, key, value in _values(samples) if not kind.startswith("gauge")}
+    return {key: value for kind, key, value in _values(samples) if kind in _RISING}
 
 
 def _values(samples: Iterable[Sample]) -> Iterator[tuple[str, str, float]]:

@@ -110,11 +110,8 @@ def _asked(
             if not isinstance(sample.value, HistogramStats):
                 yield Observation(sample.value, attributes)
             elif part == "bucket":
-                so_far = 0
-                bounds = (*sample.value.bounds, float("inf"))
-                for bound, count in zip(bounds, sample.value.counts, strict=True):
-                    so_far += count
-                    yield Observation(so_far, {**attributes, "le": str(bound)})
+                for bound, count in sample.value.cumulative():
+                    yield Observation(count, {**attributes, "le": str(bound)})
             else:
                 held = sample.value.count if part == "count" else sample.value.total
                 yield Observation(held, attributes)

@@ -97,13 +97,12 @@ class Publisher:
         if samples is None or not self._lock.acquire(timeout=_CLOSE_S):
             return
         try:
-            try:
-                found = list(samples())
-                for folder in self._folders():
-                    self._files_in(folder).write(found, self._baseline)
-            except Exception as error:  # noqa: BLE001 - whatever a disk may say, nobody waits for it
-                if self._seldom.is_time():
-                    _log.warning("metrics are not written into %s: %s", self.folder, error)
+            found = list(samples())
+            for folder in self._folders():
+                self._files_in(folder).write(found, self._baseline)
+        except Exception as error:  # noqa: BLE001 - whatever a disk may say, nobody waits for it
+            if self._seldom.is_time():
+                _log.warning("metrics are not written into %s: %s", self.folder, error)
         finally:
             self._lock.release()
 

@@ -9,7 +9,7 @@ import logging
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -279,7 +279,8 @@ def families(samples: Iterable[Sample]) -> list[Family]:
         if isinstance(sample.value, HistogramStats):
             if family is None:
                 family = HistogramMetricFamily(metric.name, metric.said, labels=metric.labels)
-            family.add_metric(labels, list(_buckets(sample.value)), sample.value.total)
+            buckets = [(floatToGoString(bound), n) for bound, n in sample.value.cumulative()]
+            family.add_metric(labels, buckets, sample.value.total)
         else:
             if family is None:
                 kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
@@ -287,13 +288,6 @@ def families(samples: Iterable[Sample]) -> list[Family]:
             family.add_metric(labels, float(sample.value))
         made[metric.name] = family
     return list(made.values())
-
-
-def _buckets(found: HistogramStats) -> Iterator[tuple[str, int]]:
-    so_far = 0
-    for bound, count in zip((*found.bounds, float("inf")), found.counts, strict=True):
-        so_far += count
-        yield floatToGoString(bound), so_far
 
 
 def read_families(folder: Path) -> list[Family]:

@@ -118,19 +118,18 @@ def summarize(now: Reading, before: Reading | None = None) -> Summary:
         before: an earlier one of the same processes.
     """
     since = now if before is None else now.since(before)
+    # what was counted since has the labels of what is there now
+    earlier, models = since.parts(*_OF_GROUP), since.parts(*_OF_MODEL)
+    has_several = len(now.by("hotplate_misses_total", "project")) > 1
     groups = {
-        _named(now, *place): _group(of_now, earlier.get(place, _NOTHING))
-        for earlier in [since.parts("project", "group")]
-        for place, of_now in sorted(now.parts("project", "group").items())
+        f"{project}/{name}" if has_several else name: _group(found, earlier[project, name])
+        for (project, name), found in sorted(now.parts(*_OF_GROUP).items())
     }
-    models = "project", "model", "model_version"
-    outputs = {
-        _named(now, project, f"{model} {version}"): _outputs(
-            of_now, earlier[project, model, version]
-        )
-        for earlier in [since.parts(*models)]
-        for (project, model, version), of_now in sorted(now.parts(*models).items())
-    }
+    outputs = {}
+    for place, found in sorted(now.parts(*_OF_MODEL).items()):
+        project, model, version = place
+        name = f"{model} {version}"
+        outputs[f"{project}/{name}" if has_several else name] = _outputs(found, models[place])
     return Summary(
         None if before is None else now.at_s - before.at_s,
         int(now.sum("hotplate_processes")),
@@ -147,11 +146,8 @@ def summarize(now: Reading, before: Reading | None = None) -> Summary:
     )
 
 
-_NOTHING: Final = Reading(0.0)
-
-
-def _named(now: Reading, project: str, name: str) -> str:
-    return f"{project}/{name}" if len(now.by("hotplate_misses_total", "project")) > 1 else name
+_OF_GROUP: Final = ("project", "group")
+_OF_MODEL: Final = ("project", "model", "model_version")
 
 
 def _group(now: Reading, since: Reading) -> GroupSummary:
