@@ -113,6 +113,20 @@ def test_what_is_never_kept_and_who_is_not_there(shared_shop: Repo) -> None:
         hot.inspect("profile", {"user_id": [1, 2]})
 
 
+def test_a_group_that_is_taken_out_is_in_no_tier(shared_shop: Repo) -> None:
+    """What was wrong in memory may have come from the shared tier, or gone there: let back, the
+    group begins with the source."""
+    repo = shared_shop
+    hot = hotplate.of(repo.hot)
+    repo.hot.get_online_features(FEATURES, {"user_id": [1]})
+    assert hot.inspect("profile", {"user_id": 1})[0].shared is not None
+    hot.runtime.exclude("profile", "as a test says")
+    hot.admit("profile")
+    (found,) = hot.inspect("profile", {"user_id": 1})
+    assert (found.memory, found.shared) == (None, None)
+    assert found.next_read.startswith("from the source")
+
+
 def test_a_source_that_fails_is_named(shared_shop: Repo) -> None:
     """The tiers are shown although the source does not answer, and no value is in its error."""
     repo = shared_shop

@@ -514,7 +514,10 @@ class Runtime:
         self.policies.exclude(group, why)
         self.plans.clear()
         # by what was read, not by the registry, which may be down just now
-        self.invalidations.add("asked", self.domain.invalidate_views(self.engine.views_of(group)))
+        views = self.engine.views_of(group)
+        if (shared := self.shared()) is not None:
+            shared.forget_views({view.identity.view for view in views})
+        self.invalidations.add("asked", self.domain.invalidate_views(views))
         if why is None and self.shadow is not None:
             self.shadow.begin_anew(self.engine.group_counters()[group])
 
@@ -576,17 +579,9 @@ class Runtime:
 
     def samples(self) -> list[Sample]:
         """The values of all metrics now."""
-        return list(
-            measure(
-                Measured(
-                    self.project,
-                    self.stats(),
-                    self.outputs.stats(),
-                    self.engine.rehearsed,
-                    self.purged,
-                )
-            )
-        )
+        outputs, engine = self.outputs.stats(), self.engine
+        found = Measured(self.project, self.stats(), outputs, engine.rehearsed, self.purged)
+        return list(measure(found))
 
     def begin_publishing(self) -> None:
         """From now on metrics are written, where the deployment says so."""
