@@ -28,7 +28,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from hotplate.codec import PREFIX_BYTES, is_absent, stamp_of
 from hotplate.contracts import LoadRequest, View
@@ -68,12 +68,6 @@ class ShadowSettings:
     least: int
 
 
-class Excluding(Protocol):
-    """What takes a group out of the cache."""
-
-    def __call__(self, group: str, why: str) -> None: ...
-
-
 @dataclass(eq=False)
 class _Sample:
     """A row that was served: whose, and when to look at it again."""
@@ -93,7 +87,7 @@ class Shadow:
     Args:
         engine: whose memory and source.
         settings: how much.
-        exclude: takes a group out of the cache.
+        exclude: takes a group out of the cache: (group, why).
         says_when: whether the event time of a feature view's rows says when they were written.
         clock, sleep: in seconds, for tests.
     """
@@ -102,7 +96,7 @@ class Shadow:
         self,
         engine: Engine,
         settings: ShadowSettings,
-        exclude: Excluding,
+        exclude: Callable[[str, str], None],
         says_when: Callable[[Any], bool] = lambda table: True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
