@@ -99,7 +99,7 @@ def test_training_and_serving_read_the_same(world: World, ledger: Ledger, layers
 
 
 def test_layers_change_no_decision(world: World, tmp_path: Path) -> None:
-    """The same questions with everything on and with everything off, twice each."""
+    """The same questions with everything on and with everything off, again and again."""
     records = world.records(150, kind="check")
     scores = []
     for number, layers in enumerate((Layers(), ALL_OFF, Layers.without(["outputs"]))):
@@ -110,13 +110,18 @@ def test_layers_change_no_decision(world: World, tmp_path: Path) -> None:
             await_(lambda: hotplate.of(store).stats().channel.is_whole)  # noqa: B023
         if decider.outputs is not None:
             decider.outputs.clear()
-        for again in range(2):
+        has_hits = False
+        for again in range(10):  # a stalled machine breaks the channel, which ends all outputs
             with open_ledger(f"sqlite:///{tmp_path / f'{number}{again}.db'}") as ledger:
                 decided = Line(store, lambda: decider, ledger, "t", restamp=True).process(records)  # noqa: B023
                 (turn,) = decided.decided
                 scores.append(turn.scores)
                 answered = [row["layer"] for row in decided.answers.values()]
-                assert ("hit" in answered) == (again == 1 and layers.outputs)
+                has_hits = "hit" in answered
+                assert not has_hits or (again > 0 and layers.outputs)
+            if again and (has_hits or not layers.outputs):
+                break
+        assert has_hits == layers.outputs
     for one in scores[1:]:
         np.testing.assert_allclose(one, scores[0], atol=1e-6)
 
