@@ -30,7 +30,6 @@ __all__ = ["Coverage", "WarmPlan", "WarmState", "Warming", "listed", "plan_of"]
 _VERSION: Final = 2
 _PLAIN: Final = "["
 _BATCHES_A_SECOND: Final = 20
-_BATCH_MOST: Final = 50
 _TYPES: Final = {
     "int64_val": ValueType.INT64,
     "int32_val": ValueType.INT32,
@@ -299,7 +298,7 @@ class Warming:
     def step(self) -> int:
         """Reads a batch, at the most: a server answers a batch in one go, and others wait."""
         in_steps = max(1, int(self._rate.limit / _BATCHES_A_SECOND))
-        return min(_BATCH_MOST, in_steps, self._warmer.most_in_batch())
+        return min(self._rehearsal.most_at_once, in_steps, self._warmer.most_in_batch())
 
     def batches(self, plan: WarmPlan) -> list[Batch]:
         """The batches of a plan: of every kind of entity the hottest first, in turns."""
