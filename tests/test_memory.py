@@ -31,13 +31,15 @@ class Books:
     """Counts what the tier reports."""
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.bytes = self.rows = 0
         self.causes: Counter[EvictionCause | None] = Counter()
 
-    def added(self, token: int, size: int) -> None:
+    def added(self, token: int, entries: int, size: int) -> None:
+        self.rows += entries
         self.bytes += size
 
     def removed(self, token: int, freed: int, cause: EvictionCause | None) -> None:
+        self.rows -= 1
         self.bytes -= freed
         self.causes[cause] += 1
 
@@ -60,7 +62,7 @@ def test_a_hundred_thousand_keys_stay_within_a_cap_of_a_thousand() -> None:
         assert len(memory) <= 1000
     assert len(memory) == 1000
     assert books.causes == {EvictionCause.ENTRIES: 99_000}
-    assert books.bytes == memory.size_bytes
+    assert (books.rows, books.bytes) == (len(memory), memory.size_bytes)
     memory.check()
 
 
@@ -176,5 +178,5 @@ def test_threads_filling_forgetting_and_reading_keep_the_books_right() -> None:
         list(pool.map(work, range(16)))
     memory.forget_tokens(frozenset({2}))
     assert len(memory) <= 500
-    assert books.bytes == memory.size_bytes
+    assert (books.rows, books.bytes) == (len(memory), memory.size_bytes)
     memory.check()

@@ -317,7 +317,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     ) -> OnlineResponse:
         """As `get_online_features`, for callers on an event loop."""
         runtime = self._runtime or self.runtime(config)
-        if runtime.answers_whole or not runtime.reads_async:
+        if runtime.answers_whole or not runtime.wrapped.reads_async:
             runtime.passed.whole += 1
             return await runtime.wrapped.store_async().get_online_features_async(
                 config=runtime.wrapped.config(config),
@@ -432,7 +432,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
     ) -> list[_ReadRow]:
         """As `online_read`, for callers on an event loop."""
         runtime = self.runtime(config)
-        if feast_path.is_synthetic(table) or not runtime.reads_async:
+        if feast_path.is_synthetic(table) or not runtime.wrapped.reads_async:
             store, inner = self._inner_async(config)
             rows: list[_ReadRow] = await store.online_read_async(
                 inner, table, list(entity_keys), requested_features and list(requested_features)
@@ -543,7 +543,8 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
                 partial=partial,
             )
         finally:
-            runtime.forget_views([*tables_to_delete, *tables_to_keep], "apply")
+            runtime.forget_views(tables_to_delete, "apply")
+            runtime.forget_views(tables_to_keep, "apply", is_same=True)
             runtime.plans.clear()
 
     def note_written_elsewhere(self, config: RepoConfig, table: FeatureView) -> None:

@@ -267,6 +267,9 @@ class PreloadConfig(FeastConfigBaseModel):  # type: ignore[misc]
     every: int = 60_000_000_000
     """How often a process writes down what it holds (`"1m"`)."""
 
+    rows: bool = False
+    """Whether a process that ends keeps rows, too, of groups that nothing but their age bounds."""
+
     @field_validator("folder")
     @classmethod
     def _check_folder(cls, value: str) -> str:

@@ -12,6 +12,7 @@ leaves exactly one answer.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+import hotplate
 from hotplate import CachePolicy
 
 from ..conftest import settings_of
@@ -101,10 +103,12 @@ class Oracle(RuleBasedStateMachine):
 
     repo: Repo
     operations = 0
+    kept = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.repo.cache.clear()
+        self.repo.cache.preload(60)  # from now on it writes down what it holds
         base = next(_fresh_ids) * 1_000
         self.users = [base + i for i in range(4)]
         self.history: dict[tuple[str, int], list[tuple[float, Cell]]] = {}
@@ -238,6 +242,39 @@ class Oracle(RuleBasedStateMachine):
             assert repr(got) == repr(made)
             assert type(got) is type(made)
 
+    @rule(
+        data=st.data(),
+        is_killed=st.booleans(),
+        view=st.sampled_from(list(SCHEMAS)),
+        between=st.sampled_from(["nothing", "nothing", "write", "invalidate", "apply"]),
+        seconds=st.sampled_from([0.0, 0.001, 3.1]),
+    )
+    def restart(
+        self, data: st.DataObject, is_killed: bool, view: str, between: str, seconds: float
+    ) -> None:
+        """The process ends, others go on for a while, and the next one takes its place."""
+        Oracle.operations += 1
+        ended = self.repo.hot._get_provider().online_store
+        if is_killed and "made" in ended._preloading._made:
+            ended._preloading._made["made"]._ends.set()
+        elif not is_killed:
+            asyncio.run(ended.close())
+        self.repo.clock.advance(seconds)
+        other = self.repo.open_hot()
+        if between == "write":
+            rows = [self._row(data, view, self.users[0], 0)]
+            other._get_provider().online_write_batch(other.config, self.tables[view], rows, None)
+            self._observe(view, self.users[0])
+            self._forget(view, self.users[0])
+        elif between == "invalidate":
+            hotplate.of(other).invalidate(view, {"user_id": self.users[0]})
+            self._forget(view, self.users[0])
+        elif between == "apply":
+            other.apply([other.get_feature_view(view)])
+        self.repo.clock.advance(seconds)
+        self.repo.hot = self.repo.open_hot()
+        Oracle.kept += self.repo.cache.preload(60).kept
+
     @rule(who=st.integers(0, 3), view=st.sampled_from(list(SCHEMAS)))
     def failing_source(self, who: int, view: str) -> None:
         """With the source away a read either answers from memory or raises the source's error."""
@@ -276,7 +313,13 @@ class Oracle(RuleBasedStateMachine):
 @contextmanager
 def oracle_repo(folder: Path, online: dict[str, Any]) -> Iterator[Repo]:
     """A repo with one view for each kind of policy."""
-    repo = Repo(folder / "oracle", online, project=f"oracle{next(_fresh_ids)}", ttl_map={})
+    repo = Repo(
+        folder / "oracle",
+        online,
+        project=f"oracle{next(_fresh_ids)}",
+        ttl_map={},
+        settings={"preload": {"folder": str(folder / "preload"), "rows": True}},
+    )
     views = [
         repo.view(name, schema, tags=POLICIES[name].tags()) for name, schema in SCHEMAS.items()
     ]
@@ -289,7 +332,7 @@ def test_random_operations(request: pytest.FixtureRequest, tmp_path: Path, kind:
     """No answer of the cached store is one that the bare store could not have given in time."""
     with oracle_repo(tmp_path, settings_of(request, kind)) as repo:
         machine = type("Machine", (Oracle,), {"repo": repo})
-        Oracle.operations = 0
+        Oracle.operations = Oracle.kept = 0
         run_state_machine_as_test(
             machine,
             settings=settings(
@@ -300,5 +343,5 @@ def test_random_operations(request: pytest.FixtureRequest, tmp_path: Path, kind:
                 print_blob=True,
             ),
         )
-        print(f"\n{kind}: {Oracle.operations} operations")
+        print(f"\n{kind}: {Oracle.operations} operations, {Oracle.kept} rows outlived a restart")
         assert Oracle.operations > EXAMPLES * STEPS / 4

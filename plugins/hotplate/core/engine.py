@@ -136,11 +136,11 @@ class Engine:
         held = list(self._counters_of.items())
         return [view for view, counters in held if counters.name == group]
 
-    def _count_added(self, token: int, size: int) -> None:
+    def _count_added(self, token: int, entries: int, size: int) -> None:
         counters = self._counters_by_token(token)
         if counters is not None:
             counters.bytes += size
-            counters.entries += 1 if size > 0 else -1
+            counters.entries += entries
 
     def _count_removed(self, token: int, freed: int, cause: EvictionCause | None) -> None:
         counters = self._counters_by_token(token)

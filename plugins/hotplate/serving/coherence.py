@@ -112,6 +112,10 @@ class Coherence:
             if parts is not None:
                 parts[0].start()
 
+    def hears(self, view: View) -> bool:
+        """Whether changes of a view are listened for, whoever makes them."""
+        return self._is_shared or view in self._event_views
+
     def _hear_of(self, view: View) -> None:
         self._event_views[view] = view.identity.shape
         parts = self.parts()

@@ -1,4 +1,4 @@
-"""The logs of a deployment, from its settings."""
+"""What a deployment writes down of reads and writes, from its settings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from hotplate.clock import Clock
 from hotplate.warming.changes import ChangeLog
+from hotplate.warming.marks import WriteMarks, boot_id
 from hotplate.warming.traffic import TrafficLog, TrafficSettings
 
 if TYPE_CHECKING:
-    from hotplate.settings import TrafficConfig
+    from hotplate.settings import PreloadConfig, TrafficConfig
 
-__all__ = ["traffic_logs"]
+__all__ = ["traffic_logs", "write_marks"]
 
 
 def traffic_logs(
@@ -31,3 +32,9 @@ def traffic_logs(
     )
     changes = ChangeLog(said, project, clock) if said.has_changes else None
     return TrafficLog(said, project, clock), changes
+
+
+def write_marks(settings: PreloadConfig | None, project: str, clock: Clock) -> WriteMarks:
+    """Where it is noted which views were written, as rows that outlive their process need it."""
+    is_kept = settings is not None and settings.rows and bool(boot_id())
+    return WriteMarks(Path(settings.folder) / project if settings and is_kept else None, clock)

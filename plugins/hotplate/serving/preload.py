@@ -1,8 +1,10 @@
 """A process that comes up warm: it reads what processes before it held, before it is asked.
 
-The keys are those that a process of this deployment wrote down last (`warming.hot_keys`), the
-rows come from the shared tier where that has them, else from the source, in batches, until all are
-read or the budget of time is spent. A source that fails ends it: the process starts all the same.
+The keys are those that a process of this deployment wrote down last (`warming.hot_keys`). Rows that
+it wrote beside them, when it ended, are put into memory as they are where they may be believed
+(`serving.kept_rows`). The rest comes from the shared tier where that has it, else from the source,
+in batches, until all are read or the budget of time is spent. A source that fails ends it: the
+process starts all the same.
 """
 
 from __future__ import annotations
@@ -12,18 +14,17 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from hotplate.errors import ConfigError
 from hotplate.forks import restart_in_children
-from hotplate.keys import token_of, values_of
+from hotplate.serving.kept_rows import held, restore
 from hotplate.serving.rehearsal import Rehearsal
 from hotplate.serving.runtime import Runtime
-from hotplate.warming.hot_keys import HotKey, HotKeyFiles
-from hotplate.warming.traffic import key_of
+from hotplate.warming.hot_keys import HotKey, HotKeyFiles, keys_of
 from hotplate.warming.warmer import Batch
 
 __all__ = ["Preload", "Preloaded", "Preloading"]
@@ -42,15 +43,19 @@ class Preloaded:
         wanted: how many there were to read.
         seconds: how long that took.
         problem: the error that ended it, or nothing.
+        kept: how many of the entities needed no reading, because their rows had been kept.
     """
 
     entities: int
     wanted: int
     seconds: float
     problem: str = ""
+    kept: int = 0
 
     def __str__(self) -> str:
         said = f"preloaded {self.entities:,} of {self.wanted:,} rows in {self.seconds:.1f} s"
+        if self.kept:
+            said += f", {self.kept:,} of them as they had been kept"
         return f"{said}: {self.problem}" if self.problem else said
 
 
@@ -66,7 +71,7 @@ class Preload:
 
     def __init__(self, runtime: Runtime, folder: Path, most: int, every_s: float) -> None:
         self._runtime = weakref.ref(runtime)
-        self._files = HotKeyFiles(folder / runtime.project)
+        self._files = HotKeyFiles(folder / runtime.project, runtime.clock)
         self._most = min(most, runtime.engine.memory.bounds.max_entries)
         self._every_s = every_s
         self._ends = threading.Event()
@@ -102,7 +107,7 @@ class Preload:
         if reading.is_alive():
             state.problem = _SPENT
             state.is_over = True
-        found = Preloaded(state.read, state.wanted, clock() - began_s, state.problem)
+        found = Preloaded(state.read, state.wanted, clock() - began_s, state.problem, state.kept)
         _log.log(logging.WARNING if found.problem else logging.INFO, "%s", found)
         return found
 
@@ -112,12 +117,14 @@ class Preload:
         batches: list[Batch] = []
         rehearsal = None
         try:
-            keys = self._files.read(self._most)
-            state.wanted = len(keys)
-            self._unread = list(keys)
-            if keys:
+            kept = self._files.read(self._most)
+            state.wanted = len(kept)
+            if state.wanted:
                 rehearsal = Rehearsal(store, runtime)
-                batches = rehearsal.named(keys, _READS_A_BATCH)
+                left = restore(runtime, rehearsal, kept)
+                state.read = state.kept = state.wanted - len(left)
+                self._unread = keys_of(left)
+                batches = rehearsal.named(self._unread, _READS_A_BATCH)
             for batch in batches:
                 if clock() >= until_s or state.is_over:
                     state.problem = _SPENT
@@ -148,24 +155,29 @@ class Preload:
             self._thread.start()
             atexit.register(_close, weakref.ref(self))
 
-    def write(self) -> bool:
-        """Write down what is in memory, and behind it what there was no time to read."""
+    def write(self, *, is_last: bool = False) -> bool:
+        """Write down what is in memory, and behind it what there was no time to read.
+
+        Args:
+            is_last: rows as well, where the deployment says so: whoever is going to write next
+                through this process would have to write all of them down again.
+        """
         runtime = self._runtime()
         if runtime is None:
             return False
-        held = dict.fromkeys(_held(runtime, self._most))
-        for key in self._unread:
-            if len(held) >= self._most:
-                break
-            held.setdefault(key)
-        return self._files.write(held)
+        with_rows = is_last and runtime.marks.is_kept
+        keys = list(held(runtime, self._most, with_rows=with_rows))
+        if len(keys) < self._most and self._unread:
+            known = {one[:3] for one in keys}
+            keys += [one for one in self._unread if one[:3] not in known][: self._most - len(keys)]
+        return self._files.write(keys)
 
     def close(self) -> None:
         """Write it down for the last time, until `keep` is called again."""
         if self._thread is not None:
             self._ends.set()
             self._thread, self._ends = None, threading.Event()
-            self.write()
+            self.write(is_last=True)
 
 
 @dataclass
@@ -173,6 +185,7 @@ class _State:
     """How far a preload is."""
 
     read: int = 0
+    kept: int = 0
     wanted: int = 0
     problem: str = ""
     is_over: bool = False
@@ -214,16 +227,6 @@ class Preloading:
         """Write down for the last time what is hot, where that is done at all."""
         if (preload := self._made.get("made")) is not None:
             preload.close()
-
-
-def _held(runtime: Runtime, most: int) -> Iterator[HotKey]:
-    """What is in memory, the most recently used first."""
-    for key in runtime.engine.memory.recent(most):
-        view = runtime.domain.view_of(token_of(key))
-        if view is not None and view.identity.project == runtime.project:
-            identity = view.identity
-            text = key_of(values_of(key), "", has_ids=True)
-            yield HotKey(",".join(identity.shape.join_keys), identity.view, text)
 
 
 def _work(preload: weakref.ref[Preload], ends: threading.Event, every_s: float) -> None:

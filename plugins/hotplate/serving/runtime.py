@@ -31,7 +31,7 @@ from hotplate.serving.coherence import Announcement, Coherence, server_of
 from hotplate.serving.entities import declared_shape
 from hotplate.serving.events import Batch, Entity, from_feast
 from hotplate.serving.loaders import Loaders
-from hotplate.serving.logs import traffic_logs
+from hotplate.serving.logs import traffic_logs, write_marks
 from hotplate.serving.outputs import Outputs
 from hotplate.serving.plan import PlanInputs
 from hotplate.serving.plans import Plans
@@ -91,6 +91,7 @@ class Runtime:
         self.domain: Domain = domain_of(config.project)
         self.loaders = Loaders(settings.loader_settings(), self.wrapped, clock)
         self.traffic, self.changes = traffic_logs(settings.traffic, self.project, clock)
+        self.marks = write_marks(settings.preload, self.project, clock)
         self.event_logs = EventLogs(self.project, self._log_server, self._registered, clock)
         self.engine = Engine(
             WindowedSource(self.event_logs, self.loaders.over(ChosenSource(self.wrapped))),
@@ -152,7 +153,6 @@ class Runtime:
         self.quality = QualityCounters()
         self.cache_faults = 0
         self._answers_whole: bool | None = None
-        self._reads_async: bool | None = None
         self._seldom = Seldom()
 
     @property
@@ -172,20 +172,6 @@ class Runtime:
                 )
             self._answers_whole = is_whole
         return self._answers_whole
-
-    @property
-    def reads_async(self) -> bool:
-        """Whether the wrapped store has async reads at all; where not, it refuses them itself.
-
-        Otherwise a hit would answer what a miss cannot: such an error would wait for production.
-        """
-        if self._reads_async is None:
-            kind = type(self.wrapped.store())
-            self._reads_async = any(
-                getattr(kind, name) is not getattr(OnlineStore, name)
-                for name in ("online_read_async", "_read_features_per_fv_async")
-            )
-        return self._reads_async
 
     @property
     def layers(self) -> PolicyLayers:
@@ -342,7 +328,8 @@ class Runtime:
         table: Any,
         data: Sequence[tuple[EntityKey, dict[str, Any], datetime, datetime | None]] | None = None,
     ) -> None:
-        """Log that rows of a feature view changed, all of them if none are named."""
+        """Note that rows of a feature view changed, all of them if none are named."""
+        self.marks.mark(table.name)
         if self.changes is not None:
             shaped = None if data is None else shapes_and_values(row[0] for row in data)
             self.changes.note(table.name, shaped)
@@ -424,6 +411,7 @@ class Runtime:
         Returns:
             How many rows were dropped here.
         """
+        self.marks.mark(table.name)
         if self.changes is not None:
             self.changes.note(table.name, shaped)
         versions = self.every_version(table)
@@ -467,17 +455,22 @@ class Runtime:
         older = (f"{table.name}_v{number}" for number in range(1, latest + 1))  # as Feast has it
         return {table.name, *older, *self._versions(table)}
 
-    def forget_views(self, tables: Iterable[Any], cause: str = "asked") -> int:
+    def forget_views(
+        self, tables: Iterable[Any], cause: str = "asked", *, is_same: bool = False
+    ) -> int:
         """Forget feature views as a whole, here and in the processes that listen.
 
         Args:
             tables: which.
             cause: as which this counts.
+            is_same: whether what the source holds of them is what it held before.
 
         Returns:
             How many rows were dropped here.
         """
         distinct = {table.name: table for table in tables}
+        if not is_same:
+            self.marks.mark(*distinct)
         shared = self.shared()
         if shared is not None:
             shared.forget_views(distinct)
@@ -498,6 +491,7 @@ class Runtime:
 
     def forget_all(self, cause: str = "asked", *, is_heard: bool = False) -> None:
         """Forget everything of this project, here and, where `is_heard`, in other processes."""
+        self.marks.mark_all()
         shared = self.shared()
         if shared is not None:
             shared.forget_all()
@@ -515,6 +509,7 @@ class Runtime:
         self.plans.clear()
         # by what was read, not by the registry, which may be down just now
         views = self.engine.views_of(group)
+        self.marks.mark(*{view.identity.view for view in views})
         if (shared := self.shared()) is not None:
             shared.forget_views({view.identity.view for view in views})
         self.invalidations.add("asked", self.domain.invalidate_views(views))

@@ -45,6 +45,7 @@ class WrappedStore:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._pid = os.getpid()
+        self._reads_async: bool | None = None
 
     def config(self, outer: RepoConfig) -> RepoConfig:
         """The configuration that the wrapped store is given in place of `outer`."""
@@ -63,6 +64,20 @@ class WrappedStore:
         if not self._configs:
             raise RuntimeError("the wrapped store has no configuration yet")
         return self._configs[0][1]
+
+    @property
+    def reads_async(self) -> bool:
+        """Whether the store has async reads at all; where not, it refuses them itself.
+
+        Otherwise a hit would answer what a miss cannot: such an error would wait for production.
+        """
+        if self._reads_async is None:
+            kind = type(self.store())
+            self._reads_async = any(
+                getattr(kind, name) is not getattr(OnlineStore, name)
+                for name in ("online_read_async", "_read_features_per_fv_async")
+            )
+        return self._reads_async
 
     def store(self) -> OnlineStore:
         """The wrapped store for synchronous calls."""

@@ -74,14 +74,15 @@ class MemoryTier:
 
     Args:
         bounds: how large it may grow.
-        on_added: called with (token, bytes) for each row kept.
+        on_added: called with (token, rows, bytes) for what was kept, and with what it replaced,
+            both negative.
         on_removed: called with (token, bytes, cause) for each row that leaves.
     """
 
     def __init__(
         self,
         bounds: MemoryBounds,
-        on_added: Callable[[int, int], None] = lambda token, size: None,
+        on_added: Callable[[int, int, int], None] = lambda token, entries, size: None,
         on_removed: Callable[[int, int, EvictionCause | None], None] = lambda token, size, cause: (
             None
         ),
@@ -158,36 +159,45 @@ class MemoryTier:
         refused = 0
         versions, rows, absent = self._versions, self._rows, self._absent
         most_entries, most_bytes = self.bounds.max_entries, self.bounds.max_bytes
+        added: dict[int, list[int]] = {}  # token -> entries, bytes; none for a retired token
         with self._lock:
             for key, row, version in items:
                 token = token_of(key)
-                if versions[hash(key) % _STRIPES] != version or not is_current(token):
+                counts = added.get(token)
+                if counts is None:
+                    counts = added[token] = [0, 0] if is_current(token) else []
+                if versions[hash(key) % _STRIPES] != version or not counts:
                     refused += 1
                     continue
                 is_none = is_absent(row)
-                if is_none:
-                    self._put(token, key, row, absent, rows)
-                else:
-                    self._put(token, key, row, rows, absent)
+                counts[0] += 1
+                counts[1] += (
+                    self._put(key, row, absent, rows)
+                    if is_none
+                    else self._put(key, row, rows, absent)
+                )
                 if (
                     is_none
                     or rows.size + absent.size > most_bytes
                     or len(rows.lru) + len(absent.lru) > most_entries
                 ):
                     self._evict()
+            for token, counts in added.items():
+                if counts:
+                    self._on_added(token, *counts)
         return refused
 
-    def _put(self, token: int, key: Key, row: bytes, into: _Shelf, other: _Shelf) -> None:
+    def _put(self, key: Key, row: bytes, into: _Shelf, other: _Shelf) -> int:
         size = cost_of(key, row)
         replaced = into.lru.insert(key, row)
         into.size += size
-        self._on_added(token, size)
         if replaced is not None:
             self._account(into, key, replaced, None, is_replaced=True)
         if other.size:
             moved = other.lru.pop(key, None)
             if moved is not None:
                 self._account(other, key, moved, None, is_replaced=True)
+        return size
 
     def _account(
         self,
@@ -201,7 +211,7 @@ class MemoryTier:
         freed = cost_of(key, row)
         shelf.size -= freed
         if is_replaced:
-            self._on_added(token_of(key), -freed)
+            self._on_added(token_of(key), -1, -freed)
         else:
             self._on_removed(token_of(key), freed, cause)
 

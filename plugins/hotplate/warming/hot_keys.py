@@ -1,8 +1,10 @@
 """What a process held in memory, written down for the one that comes after it.
 
 A file a process: `hot-HOST-PID.parquet`, a row an entity of a view, the most recently used first.
-It names entities as they are, so only its owner may read it. Rows themselves are not kept: what
-was read before a process ended may have been changed since by whoever knew that it was gone.
+It names entities as they are, so only its owner may read it. A process that ends may put what it
+read of them beside (`hotplate.serving.kept_rows` says when that may be believed): then the file
+says in which boot of the machine, because ages are measured on a clock that begins with it, and
+how far that clock was from the wall clock, because a machine may be copied while it runs.
 """
 
 from __future__ import annotations
@@ -11,40 +13,56 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hotplate.clock import SYSTEM_CLOCK, Clock
 from hotplate.warming.files import dated, private, table_of
+from hotplate.warming.marks import boot_id
 
-__all__ = ["HotKey", "HotKeyFiles"]
+__all__ = ["HotKey", "HotKeyFiles", "keys_of"]
 
 _TEXT: Final = pa.dictionary(pa.int32(), pa.string())
 _SCHEMA: Final = pa.schema(
-    {"entity": _TEXT, "view": _TEXT, "key": pa.string()}, metadata={"hotplate.hot": "1"}
+    {
+        "entity": _TEXT,
+        "view": _TEXT,
+        "key": pa.string(),
+        "fingerprint": _TEXT,
+        "row": pa.binary(),
+    },
+    metadata={"hotplate.hot": "2"},
 )
+_NAMED: Final = 3  # columns that say which entity; files of earlier versions have no others
+_BOOT: Final = b"hotplate.boot"
+_AHEAD_NS: Final = b"hotplate.ahead_ns"
+_STEPPED_NS: Final = 1_000_000_000
 _FORGOTTEN_S: Final = 86_400.0
 _log = logging.getLogger("hotplate.warming")
 
 
-@dataclass(frozen=True, slots=True)
-class HotKey:
+class HotKey(NamedTuple):
     """An entity of a view.
 
     Attributes:
         entity: its join keys, with commas.
         view: the feature view.
         key: its values, as in the traffic log.
+        fingerprint: of the view's schema, version and key types, where there is a row.
+        row: what was read of it, packed; None where that was not kept.
     """
 
     entity: str
     view: str
     key: str
+    fingerprint: str | None = None
+    row: bytes | None = None
 
 
 class HotKeyFiles:
@@ -52,30 +70,33 @@ class HotKeyFiles:
 
     Args:
         folder: in which they lie; made when the first is written.
+        clock: the cache's, on which rows are dated.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._folder = folder
+        self._clock = clock
 
     def write(self, keys: Iterable[HotKey]) -> bool:
         """Write what this process holds; False where that cannot be, which is logged."""
         path = self._folder / f"hot-{socket.gethostname()}-{os.getpid()}.parquet"
-        held = list(keys)
-        columns = (
-            [one.entity for one in held],
-            [one.view for one in held],
-            [one.key for one in held],
-        )
+        columns = list(zip(*keys, strict=True)) or [()] * len(_SCHEMA)
+        when = {_BOOT: boot_id().encode(), _AHEAD_NS: b"%d" % self._ahead_ns()}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             table = table_of(columns, _SCHEMA)
+            table = table.replace_schema_metadata({**_SCHEMA.metadata, **when})
             with private(path) as file:
-                pq.write_table(table, file, compression="zstd")
+                pq.write_table(table, file, compression="zstd", write_page_checksum=True)
             self._forget()
         except OSError as error:
             _log.warning("hot keys are not kept in %s: %s", self._folder, error.strerror or error)
             return False
         return True
+
+    def _ahead_ns(self) -> int:
+        """By how much the wall clock is ahead of the one on which ages are measured."""
+        return self._clock.wall_ns() - self._clock.now_ns()
 
     def _forget(self) -> None:
         """Remove what processes left behind that nobody has followed for a day."""
@@ -85,23 +106,68 @@ class HotKeyFiles:
                 with suppress(OSError):
                     one.path.unlink()
 
-    def read(self, most: int) -> Sequence[HotKey]:
+    def read(self, most: int) -> pa.Table:
         """What processes held, each once, the latest file first; what cannot be read is left out.
+
+        Rows come along where their ages can be told.
 
         Args:
             most: how many at the most.
+
+        Returns:
+            A table of the fields of `HotKey`, the most valuable first.
         """
-        found: dict[HotKey, None] = {}
+        tables = []
         for _, _, path in dated(self._folder, "hot-*.parquet"):
             try:
-                table = pq.read_table(path, columns=_SCHEMA.names)
-                columns = [table[name].to_pylist() for name in _SCHEMA.names]
-            except (pa.ArrowException, OSError, KeyError) as error:
+                table = pq.read_table(path, page_checksum_verification=True)
+                tables.append(self._dated(table.cast(_schema_of(table))))
+            except (pa.ArrowException, OSError, KeyError, ValueError) as error:
                 said = " ".join(str(error).split())[:200]
                 _log.warning("%s is left out: %s", path, said)
-                continue
-            for entity, view, key in zip(*columns, strict=True):
-                if len(found) >= most:
-                    return list(found)
-                found.setdefault(HotKey(entity, view, key))
-        return list(found)
+        if not tables:
+            return _SCHEMA.empty_table()
+        found = pa.concat_tables(tables)
+        if len(tables) > 1:
+            found = _distinct(found)
+        return found.slice(0, most).unify_dictionaries().combine_chunks()
+
+    def _dated(self, table: pa.Table) -> pa.Table:
+        """A file with its rows if their ages can be told, else with nothing in their place."""
+        said = table.schema.metadata or {}
+        boot = said.get(_BOOT, b"").decode()
+        if boot and boot == boot_id() and len(table.columns) == len(_SCHEMA):
+            ahead_ns = int(said.get(_AHEAD_NS, b"0"))
+            if abs(self._ahead_ns() - ahead_ns) < _STEPPED_NS:
+                return table.replace_schema_metadata(None)
+        named = [table[name] for name in _SCHEMA.names[:_NAMED]]
+        kept = [pa.nulls(len(table), field.type) for field in list(_SCHEMA)[_NAMED:]]
+        return pa.Table.from_arrays([*named, *kept], schema=_SCHEMA.remove_metadata())
+
+
+def keys_of(table: pa.Table) -> list[HotKey]:
+    """The entities of a table that `HotKeyFiles.read` gave, without their rows."""
+    columns = [table[name].to_pylist() for name in _SCHEMA.names[:_NAMED]]
+    return [HotKey(*one) for one in zip(*columns, strict=True)]
+
+
+def _schema_of(table: pa.Table) -> pa.Schema:
+    """The fields that a file must have, with its own metadata.
+
+    Raises:
+        KeyError: it lacks one.
+    """
+    if not set(_SCHEMA.names[:_NAMED]) <= set(table.schema.names):
+        raise KeyError(f"no hot keys, but {', '.join(table.schema.names)[:100]}")
+    fields = [field for field in _SCHEMA if field.name in table.schema.names]
+    return pa.schema(fields, metadata=table.schema.metadata)
+
+
+def _distinct(table: pa.Table) -> pa.Table:
+    """The first row of each entity of a view, in order."""
+    named = _SCHEMA.names[:_NAMED]
+    plain = pa.table(
+        {name: table[name].cast(pa.string()) for name in named} | {"at": np.arange(len(table))}
+    )
+    first = plain.group_by(named).aggregate([("at", "min")])["at_min"]
+    return table.take(np.sort(first.to_numpy()))
