@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from feast.types import Int64
 
 from hotplate.cli import main
+from hotplate.operations.invalidate import Invalidation
 
 from .operations.deployments import command, write_yaml
 from .served import free_port
@@ -125,8 +126,11 @@ def test_an_empty_repo(name: str, make_repo: Callable[..., Repo]) -> None:
 
 @pytest.mark.parametrize("name", USES)
 @pytest.mark.parametrize("form", ["127.0.0.1:{port}", "no.such.host.invalid:6379", "nonsense"])
-def test_no_server(name: str, form: str, make_repo: Callable[..., Repo]) -> None:
+def test_no_server(
+    name: str, form: str, make_repo: Callable[..., Repo], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The wrapped store and the server of the shared tier do not answer, or are no addresses."""
+    monkeypatch.setattr(Invalidation, "wait_s", 0.5)  # it would wait for ten seconds for them
     repo = make_repo()
     repo.apply(USER, repo.view("profile", {"age": Int64}))
     address = form.format(port=free_port())

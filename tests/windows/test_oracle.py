@@ -19,7 +19,7 @@ from hotplate.windows.spec import DAY_MS, HOUR_MS, Window, WindowSpec, default_h
 from . import oracle
 from .streams import hashed, make_spec, records, stream
 
-EXAMPLES = int(os.environ.get("HOTPLATE_ORACLE_EXAMPLES", "5"))
+EXAMPLES = int(os.environ.get("HOTPLATE_ORACLE_EXAMPLES", "3"))
 START = 1_767_225_600_000
 
 EXACT = [Window(20), Window(100), Window(300)]
