@@ -100,13 +100,16 @@ def test_some_of_the_outputs_and_their_types(repo: TrainingRepo, rows: pd.DataFr
     assert table.column("n").null_count == 0
 
 
-def test_a_naive_timestamp_is_utc_and_is_floored_to_milliseconds(repo: TrainingRepo) -> None:
+def test_a_timestamp_is_in_its_zone_or_utc_and_floored_to_milliseconds(repo: TrainingRepo) -> None:
     """As a read at that millisecond would be."""
     first = repo.events.sort_values("arrived").iloc[0]
     t = pd.Timestamp(first.arrived) + pd.Timedelta("999us")
     naive = pd.DataFrame({"card_id": [first.card_id] * 2, "when": [t, t - pd.Timedelta("1ms")]})
     found = repo.history(naive, [f"{CARDS}:n"])
     assert list(found.n) == [1, 0]
+    for zone in ("UTC", "Europe/Berlin", "Asia/Kathmandu"):
+        away = naive.assign(when=naive.when.dt.tz_localize("UTC").dt.tz_convert(zone))
+        assert list(repo.history(away, [f"{CARDS}:n"]).n) == [1, 0]
 
 
 def test_feature_services_aliases_and_renamed_keys(repo: TrainingRepo, rows: pd.DataFrame) -> None:

@@ -46,6 +46,7 @@ _KEYS: Final = frozenset({ValueType.INT32, ValueType.INT64, ValueType.STRING, Va
 _HUGE: Final = 1e308
 _NAME_MAX: Final = 60
 _DIGITS: Final = re.compile(r"[+-]?[0-9]{1,400}")
+_LEAP: Final = re.compile(r"^([0-9W-]+[T ][0-9]{2}:?[0-9]{2}:?)60(?![0-9])")
 _RANGES: Final = {ValueType.INT32: 1 << 31, ValueType.INT64: 1 << 63}
 
 
@@ -353,10 +354,11 @@ def _moment(value: Any) -> int | None:
         if not text:
             return None
         if not _DIGITS.fullmatch(text):
-            moment = datetime.fromisoformat(text)
+            before_leap = _LEAP.sub(r"\g<1>59", text, count=1)  # a datetime has no 23:59:60
+            moment = datetime.fromisoformat(before_leap)
             if moment.tzinfo is None:
                 moment = moment.replace(tzinfo=UTC)
-            return (moment - _EPOCH) // _MS
+            return (moment - _EPOCH) // _MS + 1_000 * (before_leap != text)
         value = int(text)
     if abs(value) > _EXACT:
         raise ValueError
