@@ -22,6 +22,7 @@ from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value, ValueType
 
 __all__ = [
+    "ENTITY_BITS",
     "EntityShape",
     "Key",
     "ViewIdentity",
@@ -51,7 +52,8 @@ _STORED: Final[dict[int, tuple[str, str | None]]] = {
 _TWO: Final = struct.Struct("<II")
 _SHIFT: Final = 64
 _HALF: Final = 1 << 63
-_MASK: Final = (1 << _SHIFT) - 1
+ENTITY_BITS: Final = (1 << _SHIFT) - 1
+"""Of an integer key: those that say which entity it is."""
 
 
 def has_integer_keys(shape: EntityShape) -> bool:
@@ -79,7 +81,7 @@ def token_of(key: Key) -> int:
 
 def integer_of(key: int) -> int:
     """The value that an integer key holds."""
-    return ((key + _HALF) & _MASK) - _HALF
+    return ((key + _HALF) & ENTITY_BITS) - _HALF
 
 
 def values_of(key: Key) -> tuple[Any, ...]:

@@ -31,11 +31,12 @@ from hotplate.embedded import EmbeddedServer
 from hotplate.errors import ConfigError
 from hotplate.invalidation import local
 from hotplate.servers import pool as pool_module
+from hotplate.tiers.shared import SharedTier
 from pipelines.lab.programs import redis_server
 from pipelines.lab.proxy import Proxy
 from pipelines.lab.servers import frozen
 
-from ..stores import CACHED, USER, Repo
+from ..stores import CACHED, USER, Repo, await_
 
 AGE = ["v:age"]
 ONE = [{"user_id": 1}]
@@ -127,6 +128,56 @@ def test_tiers_never_add_up_to_more_than_the_ttl(fleet: Fleet) -> None:
     assert read(second) == (11, Tier.SOURCE)
     assert read(third) == (11, Tier.SHARED)
     assert read(first) == (11, Tier.SHARED)
+
+
+def test_what_memory_had_may_expire_while_the_server_is_asked(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request with one row from memory and one from the server: both are fresh in the end."""
+    first, second = fleet.join(), fleet.join()
+    fleet.write(20, user=2)
+    assert read(second)[0] == 10
+    fleet.clock.advance(59)
+    fleet.write(11)
+    assert read(first, user=2)[0] == 20
+    look = SharedTier.look
+
+    def takes_long(self: SharedTier, asked: Any) -> Any:
+        found = look(self, asked)
+        fleet.clock.advance(2)
+        return found
+
+    monkeypatch.setattr(SharedTier, "look", takes_long)
+    both = second.get_online_features(AGE, [{"user_id": 1}, {"user_id": 2}])
+    assert both.to_dict()["age"] == [11, 20]
+    tiers = [row.tier for row in both.freshness()["v"]]
+    assert tiers == [Tier.SOURCE, Tier.SHARED]
+
+
+def test_the_channel_may_fall_silent_while_the_server_is_asked(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event-coherent row of the shared tier is served only if all has been heard by then."""
+    event = {"default": {"ttl": "60s", "coherence": "event"}}
+    first, second = fleet.join(ttl_map=event), fleet.join(ttl_map=event)
+    look, looked = SharedTier.look, []
+
+    def falls_silent(self: SharedTier, asked: Any) -> Any:
+        found = look(self, asked)
+        looked.append([one.row is not None for one in found])
+        parts = hotplate.of(second).runtime.coherence.parts()
+        assert parts is not None
+        parts[0].close()
+        return found
+
+    await_(lambda: read(second)[1] is Tier.MEMORY)  # its channel is whole
+    memory = hotplate.of(second).runtime.engine.memory
+    memory.forget(memory.recent(9))
+    await_(lambda: read(first)[1] is Tier.MEMORY)
+    monkeypatch.setattr(SharedTier, "look", falls_silent)
+    fleet.write(11)  # behind everybody's back
+    assert read(second) == (11, Tier.SOURCE)
+    assert looked == [[True]]
 
 
 def test_a_stepped_wall_clock_never_makes_a_row_younger(fleet: Fleet) -> None:

@@ -198,6 +198,8 @@ class Engine:
             yield from self._let_hear(reading, lease)
         for want in wants:
             self._look(reading, want)
+        if reading.missing and (shared := self._shared()) is not None:
+            yield from self._take_shared(reading, shared)
         while reading.missing:
             missing, reading.missing = reading.missing, {}
             if self.rewarm is not None and not is_rehearsed:
@@ -287,6 +289,20 @@ class Engine:
             found[key] = row
             if bound.is_refresh_due(row, age_ns):
                 reading.refresh[key] = want
+
+    def _take_shared(self, reading: Reading, shared: SharedRows) -> Steps[None]:
+        """Take what the shared tier has, unless it is being loaded, with no more ado than that.
+
+        Threads that miss at the same time all look there: for the source there is one load.
+        """
+        if self.rewarm is not None and not reading.is_rehearsed:
+            self.rewarm.note_loaded(reading.missing)
+        is_loading = self.flights.is_loading
+        if len(self.flights) and any(map(is_loading, reading.missing)):
+            return
+        is_judged = yield from self._sharing.take(shared, reading)
+        if not reading.missing and not is_judged:
+            self._look_again(reading)
 
     def _look_again(self, reading: Reading) -> None:
         """After a wait: what was found in memory, or came by another's load, may have expired."""

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from hotplate.codec import ABSENT_ROW, PREFIX_BYTES, heads_of, is_absent, stamp_of
-from hotplate.contracts import NO_LEASE_NEEDED, Lease, Tier, View
+from hotplate.codec import ABSENT_ROW, FLAGS_AT, PREFIX_BYTES, heads_of, is_absent, stamp_of
+from hotplate.contracts import NO_LEASE_NEEDED, Found, Lease, Tier, View
 from hotplate.durations import NO_LIMIT_NS
 from hotplate.keys import Key
 from hotplate.policy import ResolvedPolicy
@@ -32,34 +32,38 @@ class Bound:
             a refresh; -1 where nothing may be served from memory.
     """
 
-    __slots__ = ("is_cached", "lease", "policy", "surely_fresh_ns")
+    __slots__ = ("_by_jitter_ns", "is_cached", "lease", "policy", "surely_fresh_ns")
 
     def __init__(self, policy: ResolvedPolicy, lease: Lease = NO_LEASE_NEEDED) -> None:
         self.policy = policy
         self.lease = lease
         self.is_cached = policy.is_cached
+        self._by_jitter_ns = int(policy.ttl_ns * policy.jitter)
         if not self.is_cached:
             self.surely_fresh_ns = -1
         elif policy.ttl_ns >= NO_LIMIT_NS:
             self.surely_fresh_ns = NO_LIMIT_NS
         else:
-            shortest = policy.ttl_ns - int(policy.ttl_ns * policy.jitter)
+            shortest = policy.ttl_ns - self._by_jitter_ns
             self.surely_fresh_ns = max(0, shortest - policy.stale_while_revalidate_ns)
 
     def expiry_ns(self, row: bytes) -> int:
         """The age at which this row may no longer be served."""
         policy = self.policy
-        ttl_ns = policy.negative_ttl_ns if is_absent(row) else policy.ttl_ns
+        ttl_ns, by_jitter_ns = policy.ttl_ns, self._by_jitter_ns
+        if row[FLAGS_AT] & ABSENT_ROW:
+            ttl_ns = policy.negative_ttl_ns
+            by_jitter_ns = int(ttl_ns * policy.jitter)
         if ttl_ns >= NO_LIMIT_NS:
             return NO_LIMIT_NS
-        return ttl_ns - int(ttl_ns * policy.jitter) * row[PREFIX_BYTES - 1] // 255
+        return ttl_ns - by_jitter_ns * row[PREFIX_BYTES - 1] // 255
 
     def deadlines_ns(self, rows: Sequence[bytes]) -> list[int]:
         """When each of some rows may no longer be served, on the cache's clock."""
         policy = self.policy
         if not self.is_cached:
             return [stamp_of(row) for row in rows]
-        shortened = int(policy.ttl_ns * policy.jitter)
+        shortened = self._by_jitter_ns
         if len(rows) < _FEW or policy.ttl_ns >= _LONG_NS or policy.negative_ttl_ns >= _LONG_NS:
             return [stamp_of(row) + self.expiry_ns(row) for row in rows]
         heads = heads_of(rows)
@@ -123,11 +127,13 @@ class Reading:
         now_ns: when its rows were last judged; later than that once it had to wait.
         loaded: what it read from the source itself.
         flights_ended: how many flights had ended when it last looked into memory.
+        first: what the shared tier said of missing keys, and their versions before it was asked.
     """
 
     __slots__ = (
         "answer_of",
         "began_ns",
+        "first",
         "flights_ended",
         "is_async",
         "is_refresh",
@@ -161,6 +167,7 @@ class Reading:
         self.origins: dict[Key, Tier] = {}
         self.loaded: set[Key] = set()
         self.refresh: dict[Key, Want] = {}
+        self.first: dict[Key, tuple[Found, int]] = {}
 
     def answer(self) -> Answer:
         found = self.answer_of

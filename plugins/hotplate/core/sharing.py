@@ -40,6 +40,43 @@ class Sharing:
         self._clock = clock
         self._load = load
 
+    def take(self, shared: SharedRows, reading: Reading) -> Steps[bool]:
+        """Take what other processes loaded, before anybody is told that it is being loaded.
+
+        What is not there is noted in `reading.first`, so that `ask` need not look again.
+
+        Args:
+            shared: the shared tier.
+            reading: the request; what it misses is answered in it as far as that goes.
+
+        Returns:
+            Whether that was all, and nothing in the answer has been judged before now.
+        """
+        wanted = missing = reading.missing
+        if not all(_is_shareable(want, reading) for want in reading.wants):
+            wanted = {key: want for key, want in missing.items() if _is_shareable(want, reading)}
+            if not wanted:
+                return False
+        versions = self._memory.versions(wanted)
+        found = yield CallStep(
+            partial(shared.look, [(want.view, key) for key, want in wanted.items()])
+        )
+        taken, _, _ = self._judge(reading, wanted, found, versions)
+        was_new = not reading.answer_of
+        reading.answer_of.update(taken)
+        reading.origins.update(dict.fromkeys(taken, Tier.SHARED))
+        if len(taken) == len(missing):
+            reading.missing = {}
+            now_ns = reading.now_ns
+            return was_new and all(want.bound.lease.until_ns >= now_ns for want in reading.wants)
+        reading.missing = {key: want for key, want in missing.items() if key not in taken}
+        reading.first = {
+            key: (one, version)
+            for key, one, version in zip(wanted, found, versions, strict=True)
+            if key not in taken
+        }
+        return False
+
     def ask(
         self,
         shared: SharedRows,
@@ -66,10 +103,15 @@ class Sharing:
         while waiting or to_ask:
             slots: dict[Key, Any] = {}
             if waiting:
-                versions = self._memory.versions(waiting)
-                found = yield CallStep(
-                    partial(shared.look, [(want.view, key) for key, want in waiting.items()])
-                )
+                first, reading.first = reading.first, {}
+                if waiting.keys() <= first.keys():  # seen just now
+                    found = [first[key][0] for key in waiting]
+                    versions = [first[key][1] for key in waiting]
+                else:
+                    versions = self._memory.versions(waiting)
+                    found = yield CallStep(
+                        partial(shared.look, [(want.view, key) for key, want in waiting.items()])
+                    )
                 taken, slots, to_claim = self._judge(reading, waiting, found, versions)
                 rows.update(taken)
                 tiers.update(dict.fromkeys(taken, Tier.SHARED))
@@ -121,16 +163,15 @@ class Sharing:
         slots: dict[Key, Any] = {}
         to_claim: list[Key] = []
         items = []
-        now_ns = self._clock.now_ns()
+        now_ns = reading.now_ns = self._clock.now_ns()
         for (key, want), one, version in zip(wanted.items(), found, versions, strict=True):
             row = one.row
             if row is not None:
                 bound = want.bound
-                age_ns = now_ns - stamp_of(row)
-                is_due = reading.is_refresh and bound.is_refresh_due(row, age_ns)
+                age_ns = now_ns - int.from_bytes(row[:8], "big")  # `stamp_of`
                 if age_ns > bound.expiry_ns(row):
                     row = None
-                elif not is_due:
+                elif not (reading.is_refresh and bound.is_refresh_due(row, age_ns)):
                     taken[key] = row
                     want.counters.hits_shared += 1
                     items.append((key, row, version))
@@ -170,4 +211,6 @@ class Sharing:
 
 def _is_shareable(want: Want, reading: Reading) -> bool:
     bound = want.bound
-    return want.view.is_shareable and bound.is_cached and bound.lease.is_valid(reading.now_ns)
+    if not (bound.is_cached and want.view.is_shareable):
+        return False
+    return reading.now_ns <= bound.lease.until_ns or bound.lease.is_valid(reading.now_ns)

@@ -174,6 +174,7 @@ class Pool:
             self._give(node, wire, term)
             if isinstance(values, CommandRefused):
                 raise values
+            return [*_none_refused(head), *values]  # a value of MGET is none
         return _none_refused([*head, *values])
 
     def unlink(self, keys: Sequence[bytes], wait_s: float | None = None) -> int:

@@ -45,6 +45,9 @@ class Debts:
     def __len__(self) -> int:
         return len(self._keys) + len(self._fields) + self._paying
 
+    def __bool__(self) -> bool:
+        return bool(self._paying or self._keys or self._fields)
+
     def add(self, keys: Iterable[bytes], fields: Iterable[bytes]) -> None:
         """Note what the server has to be told before anything is read from it again."""
         with self._lock:

@@ -161,6 +161,7 @@ class MemoryTier:
         most_entries, most_bytes = self.bounds.max_entries, self.bounds.max_bytes
         added: dict[int, list[int]] = {}  # token -> entries, bytes; none for a retired token
         with self._lock:
+            room = most_entries - len(self)
             for key, row, version in items:
                 token = token_of(key)
                 counts = added.get(token)
@@ -170,34 +171,24 @@ class MemoryTier:
                     refused += 1
                     continue
                 is_none = is_absent(row)
+                into, other = (absent, rows) if is_none else (rows, absent)
+                size = cost_of(key, row)
                 counts[0] += 1
-                counts[1] += (
-                    self._put(key, row, absent, rows)
-                    if is_none
-                    else self._put(key, row, rows, absent)
-                )
-                if (
-                    is_none
-                    or rows.size + absent.size > most_bytes
-                    or len(rows.lru) + len(absent.lru) > most_entries
-                ):
+                counts[1] += size
+                into.size += size
+                room -= 1  # or it replaces one, and then there is more room than is said here
+                replaced = into.lru.insert(key, row)
+                if replaced is not None:
+                    self._account(into, key, replaced, None, is_replaced=True)
+                if other.size and (moved := other.lru.pop(key, None)) is not None:
+                    self._account(other, key, moved, None, is_replaced=True)
+                if is_none or room < 0 or rows.size + absent.size > most_bytes:
                     self._evict()
+                    room = most_entries - len(self)
             for token, counts in added.items():
                 if counts:
                     self._on_added(token, *counts)
         return refused
-
-    def _put(self, key: Key, row: bytes, into: _Shelf, other: _Shelf) -> int:
-        size = cost_of(key, row)
-        replaced = into.lru.insert(key, row)
-        into.size += size
-        if replaced is not None:
-            self._account(into, key, replaced, None, is_replaced=True)
-        if other.size:
-            moved = other.lru.pop(key, None)
-            if moved is not None:
-                self._account(other, key, moved, None, is_replaced=True)
-        return size
 
     def _account(
         self,

@@ -56,7 +56,7 @@ from hotplate.clock import Clock
 from hotplate.codec import PREFIX_BYTES
 from hotplate.contracts import Found, View
 from hotplate.errors import CommandRefused, ServerError
-from hotplate.keys import EntityShape, Key, integer_of
+from hotplate.keys import ENTITY_BITS, EntityShape, Key, integer_of
 from hotplate.seldom import Seldom
 from hotplate.servers import rights
 from hotplate.servers.breaker import Breaker
@@ -212,31 +212,43 @@ class SharedTier:
         # once for every key of every request that memory does not answer: hence the plain loops
         keys = []
         places: dict[View, _Place] = {}
+        entity, text = -1, b""  # groups of one request mostly have their entities in common
         for view, key in asked:
             place = places.get(view)
             if place is None:
                 place = places[view] = self._place(view)
-            keys.append(place.prefix + _entity(key))
+            if not isinstance(key, int):
+                keys.append(place.prefix + entity_of(key[1:]))
+                continue
+            if key & ENTITY_BITS != entity:
+                entity, text = key & ENTITY_BITS, _entity(key)
+            keys.append(place.prefix + text)
         fields = tuple([place.field for place in places.values()])
         (server_us, wall_us, now_ns, generations), entries = self.read(fields, keys)
-        clocks = _CLOCKS.pack(server_us, wall_us)
+        clocks, unpack_clocks = _CLOCKS.pack(server_us, wall_us), _CLOCKS.unpack_from
         origins = {
-            view: place.fingerprint + generation + clocks
+            view: (identity := place.fingerprint + generation, identity + clocks)
             for (view, place), generation in zip(places.items(), generations, strict=True)
         }
         found: list[Found] = []
         for (view, _), at, entry in zip(asked, keys, entries, strict=True):
-            origin = origins[view]
+            identity, origin = origins[view]
             row = None
             if entry is not None:
-                if entry[:1] == LEASE:
+                if entry.startswith(identity, HEAD.size) and _is_whole(at, entry):
+                    read_server_us, read_wall_us = unpack_clocks(entry, _CLOCKS_AT)
+                    age_us = server_us - read_server_us
+                    if age_us < 0:
+                        self.rejected += 1  # the server's clock went back
+                    stamp_ns = now_ns - max(age_us, wall_us - read_wall_us) * 1_000
+                    if age_us >= 0 and stamp_ns > 0:  # with the stamp that it would have here
+                        row = stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[BODY_AT:]
+                elif entry[:1] == LEASE:
                     found.append(_BUSY)
                     continue
-                if _is_whole(at, entry) and entry.startswith(origin[:_IDENTITY_BYTES], HEAD.size):
-                    row = self._aged(entry, server_us, wall_us, now_ns)
                 else:
                     self._reject(at, entry, origin)
-            found.append(_found((row, _slot((at, entry, origin)), False)))
+            found.append(_found((row, (at, entry, origin), False)))
         return found
 
     def read(
@@ -273,18 +285,19 @@ class SharedTier:
             One a slot: the slot to fill, word that another process loads it, or nothing.
         """
         token = LEASE + os.urandom(16)
+        places = [_Slot._make(slot) for slot in slots]
         try:
             replies = self.run(
                 [
                     script(FILL, slot.key, slot.seen, token, self._lease_ms)
                     if slot.seen is not None
                     else (slot.key, ("SET", slot.key, token, "NX", "GET", "PX", self._lease_ms))
-                    for slot in slots
+                    for slot in places
                 ]
             )
             return [
                 self._claimed(slot, token, reply)
-                for slot, reply in zip(slots, replies, strict=True)
+                for slot, reply in zip(places, replies, strict=True)
             ]
         except ServerError as error:
             self.failed_to_write(error)
@@ -297,16 +310,6 @@ class SharedTier:
             return Found()
         is_ours = reply is None if slot.seen is None else reply == 1
         return Found(None, _Slot(slot.key, token, slot.origin)) if is_ours else _BUSY
-
-    def _aged(self, entry: bytes, server_us: int, wall_us: int, now_ns: int) -> bytes | None:
-        """The row of an entry with the stamp it would have here; None if nothing is known of it."""
-        read_server_us, read_wall_us = _CLOCKS.unpack_from(entry, _CLOCKS_AT)
-        age_us = server_us - read_server_us
-        if age_us < 0:
-            self.rejected += 1  # the server's clock went back
-            return None
-        stamp_ns = now_ns - max(age_us, wall_us - read_wall_us) * 1_000
-        return stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[BODY_AT:] if stamp_ns > 0 else None
 
     def _reject(self, key: bytes, entry: bytes, origin: bytes) -> None:
         """Count an entry that does not verify; one of another generation is no fault of it."""
@@ -345,7 +348,8 @@ class SharedTier:
             items: (slot as `look` returned it, row with its stamp, how long it may live in ns).
         """
         commands: list[Command] = []
-        for slot, row, life_ns in items:
+        for place, row, life_ns in items:
+            slot = _Slot._make(place)
             body = row[_STAMP_BYTES:]
             if len(body) > self.bounds.max_bytes:
                 self.too_large += 1
@@ -360,7 +364,7 @@ class SharedTier:
 
     def release(self, slots: Iterable[Any]) -> None:
         """Give leases back: the load failed, let another process try."""
-        self.send([script(RELEASE, slot.key, slot.seen) for slot in slots])
+        self.send([script(RELEASE, slot.key, slot.seen) for slot in map(_Slot._make, slots)])
 
     def send(self, commands: Sequence[Command]) -> None:
         """Run commands whose failure is no more than a miss later."""
@@ -544,7 +548,10 @@ class _Place(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """Where a loaded row may be put: in place of exactly what was seen; None was nothing."""
+    """Where a loaded row may be put: in place of exactly what was seen; None was nothing.
+
+    What is found has its fields as a plain tuple: a request makes one for each of its keys.
+    """
 
     key: bytes
     seen: bytes | None
@@ -569,6 +576,5 @@ def _is_whole(key: bytes, entry: bytes) -> bool:
     )
 
 
-# the same without the arguments' names: a request makes one of each for each of its keys
-_slot: Final[Callable[[tuple[bytes, bytes | None, bytes]], _Slot]] = partial(tuple.__new__, _Slot)
-_found: Final[Callable[[tuple[bytes | None, _Slot, bool]], Found]] = partial(tuple.__new__, Found)
+# without the arguments' names: a request makes one for each of its keys
+_found: Final[Callable[[tuple[Any, ...]], Found]] = partial(tuple.__new__, Found)
