@@ -10,7 +10,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from hotplate.durations import format_duration, parse_duration
 from hotplate.errors import PolicyError
-from hotplate.resolved import complete, parse_on_source_error, show_revalidation
+from hotplate.resolved import (
+    Defaults,
+    complete,
+    parse_defaults,
+    parse_on_source_error,
+    show_defaults,
+    show_revalidation,
+)
 from hotplate.sizes import parse_share
 
 __all__ = [
@@ -37,6 +44,7 @@ SETTINGS: Final = (
     "on_source_error",
     "coherence",
     "cache",
+    "absent",
 )
 _DURATIONS: Final = ("ttl", "negative_ttl", "stale_while_revalidate")
 _FIX: Final = {
@@ -44,6 +52,7 @@ _FIX: Final = {
     "on_source_error": "Write 'raise', or 'last_good 10m' to serve the last value up to that age.",
     "coherence": "Write 'ttl', 'event' or 'never'.",
     "cache": "Write 'cached' or 'never'.",
+    "absent": 'Write features beside their defaults, such as {"risk": 0.5, "segment": "new"}.',
 }
 PRESETS: Final[Mapping[str, Mapping[str, str]]] = {
     "profile": {
@@ -79,6 +88,9 @@ class CachePolicy(BaseModel):
             `"event"`: within milliseconds, or the source is read; the ttl still holds. `"never"`:
             never from the cache.
         cache: `"cached"` (default) or `"never"`.
+        absent: feature -> what an entity that the source does not know is answered with: a number,
+            a text or a boolean of the feature's type. Its status stays NOT_FOUND. Features that
+            are not named are null, as ever.
         preset: one of `PRESETS`; what is set beside it wins.
 
     Raises:
@@ -94,6 +106,7 @@ class CachePolicy(BaseModel):
     on_source_error: str | None = None
     coherence: str | None = None
     cache: str | None = None
+    absent: Defaults | None = None
 
     def __init__(self, *unnamed: object, **settings: Any) -> None:
         # pydantic's own message names a field of a model; a user needs the group, the key and a fix
@@ -177,6 +190,11 @@ class CachePolicy(BaseModel):
             raise ValueError(f"{value!r} is unknown")
         return str(value)
 
+    @field_validator("absent", mode="before")
+    @classmethod
+    def _read_absent(cls, value: object) -> Defaults:
+        return parse_defaults(value)
+
     def settings(self) -> dict[str, Any]:
         """The settings that this policy does say, by name."""
         return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
@@ -219,6 +237,8 @@ def show_setting(name: str, value: Any) -> str:
         return show_revalidation(value)
     if name in _DURATIONS:
         return format_duration(value)
+    if name == "absent":
+        return show_defaults(value)
     return f"{value:.6g}" if name == "jitter" else str(value)
 
 

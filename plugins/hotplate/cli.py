@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 import click
 from click.shell_completion import get_completion_class
@@ -101,6 +102,16 @@ def policy(chdir: Path, is_long: bool, as_json: bool) -> None:
         click.echo("Where each setting is said: hotplate policy --long")
 
 
+_IN_SHORT: Final = (
+    "ttl",
+    "negative_ttl",
+    "jitter",
+    "stale_while_revalidate",
+    "on_source_error",
+    "coherence",
+)
+
+
 def _fill_short(
     table: Table,
     policies: Mapping[str, ResolvedPolicy],
@@ -115,7 +126,8 @@ def _fill_short(
     if has_loaders:
         table.add_column("loader")
     for name, resolved in policies.items():
-        *settings, cache = resolved.shown().values()
+        shown = resolved.shown()
+        settings, cache = [shown[name] for name in _IN_SHORT], shown["cache"]
         if not resolved.is_cached:
             settings = ["-"] * len(settings)
             cache = "never" if resolved.is_never else "never (no ttl)"
@@ -137,7 +149,7 @@ def _fill_long(
         lines = [
             (
                 setting,
-                value if resolved.is_cached or setting in ("coherence", "cache") else "-",
+                value if resolved.is_cached or setting in ("coherence", "cache", "absent") else "-",
                 resolved.origins.get(setting, "built-in default"),
             )
             for setting, value in resolved.shown().items()

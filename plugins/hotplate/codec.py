@@ -36,6 +36,7 @@ from feast.value_type import ValueType
 
 __all__ = [
     "ABSENT_ROW",
+    "DEFAULTED",
     "EVENT_AT",
     "FLAGS_AT",
     "GENERIC",
@@ -65,6 +66,8 @@ _HEAD: Final = np.dtype([("stamp", ">i8"), ("jitter", "u1"), ("flags", "u1")])
 STATES: Final = 1
 GENERIC: Final = 2
 ABSENT_ROW: Final = 4
+DEFAULTED: Final = 8
+"""Beside ABSENT_ROW: the values are those that the group declares for it; never kept."""
 
 VALUE: Final = 0
 NULL: Final = 1
@@ -150,7 +153,7 @@ def stamp_of(row: bytes) -> int:
 
 
 def flags_of(row: bytes) -> int:
-    """The row's flags: STATES, GENERIC, ABSENT_ROW."""
+    """The row's flags: STATES, GENERIC, ABSENT_ROW, DEFAULTED."""
     return row[FLAGS_AT]
 
 

@@ -224,6 +224,8 @@ class Freshness:
         expires_in_s: seconds from the request until it may no longer be served; infinite without
             a ttl.
         deadline_ns: that instant on the cache's clock.
+        is_default: whether the source knows no such entity, and the answer is what the group
+            declares for that.
     """
 
     group: str
@@ -231,3 +233,4 @@ class Freshness:
     age_s: float
     expires_in_s: float
     deadline_ns: int
+    is_default: bool = False

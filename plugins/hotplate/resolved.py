@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -9,7 +11,19 @@ from typing import Any, Final
 from hotplate.durations import NO_LIMIT_NS, format_duration, parse_duration
 from hotplate.errors import PolicyError
 
-__all__ = ["ResolvedPolicy", "complete", "parse_on_source_error", "show_revalidation", "stricter"]
+__all__ = [
+    "Defaults",
+    "ResolvedPolicy",
+    "complete",
+    "parse_defaults",
+    "parse_on_source_error",
+    "show_defaults",
+    "show_revalidation",
+    "stricter",
+]
+
+Defaults = tuple[tuple[str, int | float | str | bool], ...]
+"""Feature and value, sorted by feature."""
 
 _NEGATIVE_TTL_NS: Final = 5_000_000_000
 _JITTER: Final = 0.1
@@ -25,6 +39,7 @@ class ResolvedPolicy:
         last_good_ns: the greatest age at which the last value may stand in for a failing source,
             or None where the source's error reaches the caller.
         is_event: whether changes made by other processes are heard of.
+        absent: what an entity that the source does not know is answered with.
         origins: setting -> where it was said.
     """
 
@@ -36,6 +51,7 @@ class ResolvedPolicy:
     last_good_ns: int | None
     is_never: bool
     is_event: bool = False
+    absent: Defaults = ()
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -55,12 +71,45 @@ class ResolvedPolicy:
             else f"last_good {format_duration(self.last_good_ns)}",
             "coherence": "never" if self.is_never else "event" if self.is_event else "ttl",
             "cache": "never" if self.is_never else "cached",
+            **(
+                {"absent": show_defaults(self.absent)}
+                if self.absent or "absent" in self.origins
+                else {}
+            ),
         }
 
 
 def show_revalidation(nanoseconds: int) -> str:
     """Write `stale_while_revalidate` as it is read."""
     return format_duration(nanoseconds) if nanoseconds else "off"
+
+
+def parse_defaults(value: object) -> Defaults:
+    """Read features and their defaults: a mapping, or one as JSON, as tags have it.
+
+    Raises:
+        ValueError: it is neither, or a value is no number, text or boolean.
+    """
+    if isinstance(value, tuple):
+        value = dict(value)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is no mapping") from None
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} is no mapping")
+    for name, said in value.items():
+        if not isinstance(name, str) or not isinstance(said, int | float | str):
+            raise ValueError(f"{said!r} beside {name!r} is no number, text or boolean")
+        if isinstance(said, float) and not math.isfinite(said):
+            raise ValueError(f"{said!r} beside {name!r} is no finite number")
+    return tuple(sorted(value.items()))
+
+
+def show_defaults(defaults: Defaults) -> str:
+    """Write defaults as they are read."""
+    return json.dumps(dict(defaults), ensure_ascii=False)
 
 
 def parse_on_source_error(value: object) -> int | None:
@@ -118,6 +167,7 @@ def complete(group: str, said: Mapping[str, Any], origins: Mapping[str, str]) ->
         last_good_ns=_complete_last_good(group, said, noted, ttl_ns),
         is_never=said.get("cache") == "never" or said.get("coherence") == "never",
         is_event=said.get("coherence") == "event",
+        absent=said.get("absent", ()),
         origins=noted,
     )
 

@@ -12,6 +12,7 @@ from feast import FeatureStore, RepoConfig
 from hotplate.cache_policy import TAG_PREFIX
 from hotplate.errors import HotplateError, PolicyError
 from hotplate.policy import PolicyLayers, TaggedPolicy, read_tags
+from hotplate.serving.defaults import check_defaults
 from hotplate.serving.loaders import Loaders
 from hotplate.serving.policies import feature_views_of, group_of, no_channel, tagged
 from hotplate.serving.window_checks import check_exact, check_gate, check_place
@@ -52,15 +53,15 @@ def check_apply(
     check_place(runtime.event_logs, config, applied)
     check_gate(config)
     groups = tagged(applied)
-    if is_partial:
-        for view in _registered(config, [*applied, *deleted]):
-            said = read_tags(view.name, view.tags)
-            if said.group in groups:
-                groups[said.group].append(said)
+    others = _registered(config, [*applied, *deleted]) if is_partial else []
+    for view in others:
+        said = read_tags(view.name, view.tags)
+        if said.group in groups:
+            groups[said.group].append(said)
     every = runtime.settings.every_layers()
     for profile, layers in every.items():
         try:
-            _check_policies(runtime, layers, groups, applied)
+            _check_policies(runtime, layers, groups, applied, others)
         except PolicyError as error:
             if len(every) == 1:
                 raise
@@ -78,12 +79,14 @@ def _check_policies(
     layers: PolicyLayers,
     groups: Mapping[str, list[TaggedPolicy]],
     applied: Sequence[Any],
+    others: Sequence[Any],
 ) -> None:
     policies = {group: layers.resolve(group, said) for group, said in sorted(groups.items())}
     events = {group for group, policy in policies.items() if policy.is_event}
     heard = events if events and runtime.coherence.is_broadcast() else set()
     runtime.loaders.check_views(applied, heard)
     check_exact(applied, policies)
+    check_defaults([*applied, *others], policies)
     own = {read_tags(view.name, view.tags).group for view in applied if is_windowed(view)}
     if not own or not runtime.event_logs.is_in_process:
         own = set()  # what nobody else can change needs no channel

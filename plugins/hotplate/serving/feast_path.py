@@ -16,8 +16,9 @@ from feast import FeatureService, utils
 from feast.protos.feast.serving.ServingService_pb2 import FieldStatus
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 
-from hotplate.codec import Layout, is_absent
+from hotplate.codec import DEFAULTED, FLAGS_AT, Layout, is_absent
 from hotplate.core.engine import Answer, Want
+from hotplate.serving.defaults import default_of, with_default
 
 if TYPE_CHECKING:
     from hotplate.serving.runtime import Runtime
@@ -123,6 +124,8 @@ def populate(
     for read in reads:
         rows = answer.rows[at : at + len(read.wants)]
         at += len(read.wants)
+        defaults = [default_of(want.view.layout, want.bound.policy.absent) for want in read.wants]
+        rows = [with_default(own, one) for own, one in zip(rows, defaults, strict=True)]
         first = len(response.results)
         utils._populate_response_from_feature_data(
             list(read.requested),
@@ -134,8 +137,19 @@ def populate(
             read.output_len,
             with_versions,
         )
+        if any(one is not None for one in defaults):
+            _mark_defaults(read, rows, response.results[first:])
         if runtime.settings.enforce_max_age:
             _enforce_max_age(runtime, read, rows, response.results[first:])
+
+
+def _mark_defaults(read: ViewRead, rows: Sequence[Sequence[bytes]], vectors: Sequence[Any]) -> None:
+    """What the source does not know is NOT_FOUND, whatever it is answered with."""
+    for (want, at), targets in zip(read.places, read.indexes, strict=True):
+        if rows[want][at][FLAGS_AT] & DEFAULTED:
+            for vector in vectors:
+                for target in targets:
+                    vector.statuses[target] = FieldStatus.NOT_FOUND
 
 
 def _enforce_max_age(

@@ -44,7 +44,7 @@ class Request:
             self.plan,
             values.shown,
             values.protos,
-            answer.rows,
+            self.plan.with_defaults(answer.rows),
             answer.now_ns,
             answer,
             wall_us,

@@ -33,6 +33,7 @@ from hotplate.contracts import NO_LEASE_NEEDED, View
 from hotplate.core.engine import Bound, Want
 from hotplate.keys import Key
 from hotplate.sampling import Sampler
+from hotplate.serving.defaults import default_of, with_default
 from hotplate.stats import AGE_SAMPLE, GroupCounters, HitCounter
 
 __all__ = ["EntityColumn", "Plan", "PlanGroup", "PlanInputs", "compile_plan", "entity_column"]
@@ -80,6 +81,7 @@ class PlanGroup:
         spans: (start, end) of their cells in a row.
         names: output names.
         max_age_us: Feast's own `ttl` where enforcing it is on, else 0.
+        default: what its absent entities are answered with; see `hotplate.serving.defaults`.
     """
 
     __slots__ = (
@@ -89,6 +91,7 @@ class PlanGroup:
         "counters",
         "decode",
         "decode_plain",
+        "default",
         "fresh_ns",
         "integer",
         "max_age_us",
@@ -130,6 +133,7 @@ class PlanGroup:
         self.decode = layout.decode
         self.decode_plain = layout.decode_plain
         self.max_age_us = 0
+        self.default = default_of(layout, bound.policy.absent)
 
     def keys(self, columns: Sequence[Sequence[Any]], count: int) -> list[Key]:
         """The key of each of `count` request rows."""
@@ -186,6 +190,7 @@ class Plan:
         "entities",
         "feature_types",
         "groups",
+        "has_defaults",
         "hits",
         "is_enforced",
         "lease",
@@ -211,6 +216,7 @@ class Plan:
             metadata=GetOnlineFeaturesResponseMetadata(feature_names=FeatureList(val=self.names))
         ).SerializeToString()
         self.is_enforced = any(group.max_age_us for group in groups)
+        self.has_defaults = any(group.default is not None for group in groups)
         # one for all groups: a cache has one channel
         leases = [group.bound.lease for group in groups]
         self.lease = next((one for one in leases if one is not NO_LEASE_NEEDED), NO_LEASE_NEEDED)
@@ -288,6 +294,14 @@ class Plan:
             group.counters.ages.add(age_ns / 1e9)
             if age_ns > group.bound.policy.ttl_ns:
                 group.counters.served_late += 1
+
+    def with_defaults(self, rows: list[list[bytes]]) -> list[list[bytes]]:
+        """Rows of every group, with what it declares in place of those that are absent."""
+        if not self.has_defaults:
+            return rows
+        return [
+            with_default(own, group.default) for own, group in zip(rows, self.groups, strict=True)
+        ]
 
     def wants(self, columns: Sequence[Sequence[Any]], count: int) -> list[Want]:
         """What the engine is asked for where memory alone cannot answer."""

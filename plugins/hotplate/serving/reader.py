@@ -151,7 +151,7 @@ class MatrixReader:
         rows = plan.hit(values.keys, count, now_ns)
         if rows is None:
             answer = runtime.engine.read(plan.wants(values.keys, count), now_ns)
-            rows, now_ns = answer.rows, answer.now_ns
+            rows, now_ns = plan.with_defaults(answer.rows), answer.now_ns
         wall_us = runtime.clock.wall_ns() // 1_000 if plan.is_enforced else 0
         response = CachedResponse(
             plan, values.shown, values.protos, rows, now_ns, answer, wall_us, values.keys

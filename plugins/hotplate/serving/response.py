@@ -18,6 +18,7 @@ from feast.protos.feast.serving.ServingService_pb2 import FieldStatus, GetOnline
 from feast.protos.feast.types.Value_pb2 import Value
 
 from hotplate.codec import (
+    DEFAULTED,
     EVENT_AT,
     FLAGS_AT,
     NO_EVENT_TIME,
@@ -169,6 +170,7 @@ def _freshness(group: PlanGroup, row: bytes, now_ns: int, tier: Tier) -> Freshne
         age_s=(now_ns - stamp_ns) / 1e9,
         expires_in_s=(stamp_ns + bound_ns - now_ns) / 1e9 if is_bounded else float("inf"),
         deadline_ns=stamp_ns + bound_ns,
+        is_default=bool(row[FLAGS_AT] & DEFAULTED),
     )
 
 
@@ -225,7 +227,7 @@ class _ProtoWriter:
     def _feature_vectors(self, group: PlanGroup, rows: Sequence[bytes]) -> list[bytes]:
         layout = group.view.layout
         times = _times(rows)
-        if group.max_age_us:
+        if group.max_age_us or group.default is not None:
             present = bytes([self._present_status(group, row) for row in rows])
         else:
             present = bytes((PRESENT,)) * len(rows)
@@ -241,6 +243,8 @@ class _ProtoWriter:
         ]
 
     def _present_status(self, group: PlanGroup, row: bytes) -> int:
+        if row[FLAGS_AT] & DEFAULTED:
+            return int(MISSING)
         if not group.max_age_us or is_absent(row):
             return int(PRESENT)
         moment = group.view.layout.event_us(row)
