@@ -24,7 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "invalidation": PURE | {"servers", "invalidation"},
     "tiers": PURE | {"servers"},
     "core": PURE | {"core", "tiers", "invalidation"},
-    "sources": PURE | {"sources"},
+    "sources": PURE | {"sources", "imports"},
+    "imports": PURE,
     "serving": PURE
     | {"core", "tiers", "invalidation", "servers", "sources", "serving", "windowed", "windows"}
     | {"outputs", "warming", "telemetry"},
@@ -61,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli_outputs": PURE | {"outputs", "cli_repo"},
     "cli_skew": PURE | {"skew", "sources", "cli_repo"},
     "cli_quality": PURE | {"quality", "cli_repo"},
-    "cli_warm": PURE | {"hotplate", "operations", "warming", "cli_repo"},
+    "cli_warm": PURE | {"hotplate", "operations", "warming", "cli_repo", "imports"},
     "cli_windows": PURE | {"hotplate", "operations", "training", "cli_repo"},
     "hotplate": PURE | {"serving", "online_store", "handle", "operations", "windowed", "windows"},
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from hotplate.cli_repo import (
     told,
 )
 from hotplate.durations import format_duration
+from hotplate.imports import imported
 from hotplate.pace import giving_way
 from hotplate.sizes import format_bytes, parse_share
 
@@ -51,6 +54,19 @@ def _part(context: click.Context, parameter: click.Parameter, value: str) -> tup
     if not 1 <= which <= of:
         raise click.BadParameter(f"{value!r}: write 1/2, and 2/2 for the other", context, parameter)
     return which - 1, of
+
+
+def _function(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> Callable[..., object] | None:
+    if value is None:
+        return None
+    try:
+        return imported(value)
+    except (ImportError, TypeError) as error:
+        raise click.BadParameter(
+            f"{error}: write package.module:function of an installed package", context, parameter
+        ) from None
 
 
 @click.command()
@@ -112,6 +128,12 @@ def _part(context: click.Context, parameter: click.Parameter, value: str) -> tup
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Entities in CSV, Parquet or JSON lines, for a log whose ids are hashed.",
 )
+@click.option(
+    "--score",
+    callback=_function,
+    metavar="MODULE:FUNCTION",
+    help="Called with the store and entities once their features are there, to warm outputs.",
+)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A page of coverage.")
 @click.option("--dry-run", is_flag=True, help="Say what would be read, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="What is chosen and done, for machines.")
@@ -129,6 +151,7 @@ def warm(
     most: float,
     part: tuple[int, int],
     ids: tuple[Path, ...],
+    score: Callable[..., object] | None,
     plot: Path | None,
     dry_run: bool,
     as_json: bool,
@@ -158,7 +181,7 @@ def warm(
             raise click.UsageError(str(error)) from None
         with named():
             rehearsal = hot.rehearsal(groups)
-        warming = Warming(rehearsal, rate)
+        warming = Warming(rehearsal, rate, score=None if score is None else partial(score, store))
         if resume:
             plan = kept.load(rehearsal)
         else:
@@ -336,13 +359,17 @@ def _run(warming: Any, plan: WarmPlan, kept: Any) -> WarmProgress | None:
     from hotplate.operations.shown import counting
 
     last: WarmProgress | None = None
-    total = len(warming.batches(plan))
+    of_features = len(warming.batches(plan))
+    total = of_features * (2 if warming.has_outputs else 1)
     try:
         with giving_way(), counting("warming (batches)", total) as advance:
             for progress in warming.run(plan, kept):
-                last = progress
+                if progress.stage == "features":
+                    last = progress
                 advance(1)
     except KeyboardInterrupt:
         done = last.batches if last else 0
+        if warming.has_outputs and done == of_features:
+            fail("stopped while outputs were warmed: all features are there; begin again for these")
         fail(f"stopped after {done:,} of {total:,} batches: go on with --resume")
     return last

@@ -373,6 +373,7 @@ class Hotplate:
         part: tuple[int, int] = (0, 1),
         ids: Sequence[Path] = (),
         suffers: Callable[[], bool] = lambda: False,
+        score: Callable[[dict[str, list[Any]]], object] | None = None,
     ) -> Iterator[WarmProgress]:
         """Read the entities that a traffic log says will be asked for, at a controlled rate.
 
@@ -389,6 +390,8 @@ class Hotplate:
             part: (which, of how many) warmers that share the work this is.
             ids: files of entities, for a log whose ids are hashed.
             suffers: asked before each batch whether live traffic is slower than it should be.
+            score: scores entities, join key -> values, through a cache of outputs (`outputs`);
+                called batch by batch at the same rate, once all features are there.
 
         Yields:
             How far it is, after each batch.
@@ -396,7 +399,7 @@ class Hotplate:
         Raises:
             TrafficError: there is no log.
             KeyError: there is no such group or view.
-            WarmingError: the source failed too often.
+            WarmingError: the source, or the scoring, failed too often.
         """
         rehearsal = self.rehearsal(groups)
         chosen = select(Path(log), SelectionSpec(datetime.now(UTC), days, hours))
@@ -409,7 +412,7 @@ class Hotplate:
             part=part,
             ids=listed(ids) if ids else None,
         )
-        return Warming(rehearsal, rate, suffers).run(plan)
+        return Warming(rehearsal, rate, suffers, score=score).run(plan)
 
     def admit(self, group: str) -> None:
         """Let a group back into the cache that shadow checks took out of it, in this process.

@@ -421,6 +421,66 @@ def test_what_cannot_be_is_one_line(
     assert "Traceback" not in result.output
 
 
+def score_all(store: Any, entities: dict[str, list[Any]]) -> None:
+    """What a team names with --score: users through the cache of a model's outputs."""
+    if "user_id" in entities:
+        hot = hotplate.of(store)
+        inputs = hot.reader(["profile:age", "profile:score"]).matrix(entities)
+        hot.outputs("m", "1", ["age", "score"]).score(inputs, lambda rows: rows.sum(1))
+
+
+def test_outputs_are_warmed_when_all_features_are_there(
+    logged: Callable[..., Repo], tmp_path: Path
+) -> None:
+    """Batch by batch, by a function of the caller's; what fails is tried again."""
+    repo = logged()
+    repo.settings = {**repo.settings, "outputs": {"m": {"needs_features": False, "ttl": "1h"}}}
+    real_log(repo, tmp_path)
+    store = repo.open_hot()
+    hot = hotplate.of(store)
+    outputs = hot.outputs("m", "1", ["age", "score"])  # it lives as long as somebody has it
+    seen: list[dict[str, list[Any]]] = []
+
+    def score(entities: dict[str, list[Any]]) -> None:
+        assert loads(store) == {"counts": 10, "profile": 10, "shops": 1}
+        seen.append(entities)
+        if len(seen) == 1:
+            raise ConnectionError("away")
+        score_all(store, entities)
+
+    rate = WarmingRate(1_000_000, ramp_s=0)
+    steps = list(hot.warm(tmp_path / "traffic", rate, top=10, score=score))
+    stages = [one.stage for one in steps]
+    assert stages == sorted(stages)
+    assert set(stages) == {"features", "outputs"}
+    assert (steps[-1].entities, steps[-1].errors) == (11, 1)
+    users = [user for entities in seen[1:] for user in entities.get("user_id", [])]
+    assert sorted(users) == list(range(10))
+    assert outputs.stats().hits == 0
+    score_all(store, {"user_id": list(range(12))})
+    assert outputs.stats().hits == 10
+
+
+def test_the_command_calls_a_function_for_outputs(deployment: Any, tmp_path: Path) -> None:
+    """They go where this deployment keeps outputs: into the shared tier."""
+    repo, folder = deployment(outputs={"m": {"needs_features": False, "shared": True}})
+    real_log(repo, tmp_path)
+    args = ["--peak", "100000/s", "--top", "5", "--state", str(tmp_path / "state")]
+    done = run(folder, "--score", f"{__name__}:score_all", *args)
+    assert done.exit_code == 0, done.output
+    from feast import FeatureStore
+
+    store = FeatureStore(repo_path=str(folder))
+    outputs = hotplate.of(store).outputs("m", "1", ["age", "score"])
+    score_all(store, {"user_id": list(range(5))})
+    stats = outputs.stats()
+    assert (stats.hits, stats.rows) == (5, 5)
+    wrong = run(folder, "--score", "no.such:function", *args)
+    assert (wrong.exit_code, "cannot be imported" in wrong.output) == (2, True)
+    none = run(folder, "--score", "math:pi", *args)
+    assert (none.exit_code, "is no function" in none.output) == (2, True)
+
+
 def test_the_library_call_warms_this_process(logged: Callable[..., Repo], tmp_path: Path) -> None:
     repo = logged()
     real_log(repo, tmp_path)

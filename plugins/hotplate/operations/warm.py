@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,9 @@ from hotplate.warming.traffic import key_of
 from hotplate.warming.warmer import Batch, Warmer, WarmingError, WarmingRate, WarmProgress
 
 __all__ = ["Coverage", "WarmPlan", "WarmState", "Warming", "listed", "plan_of"]
+
+Score = Callable[[dict[str, list[Any]]], object]
+"""Scores entities by their join keys."""
 
 _VERSION: Final = 2
 _PLAIN: Final = "["
@@ -281,6 +285,9 @@ class Warming:
         rehearsal: reads it.
         rate: how fast.
         suffers: whether whoever serves beside is slower than it should be.
+        pace: holds the rate.
+        score: scores entities, join key -> values, through a cache of outputs; called for each
+            batch once all features are there.
     """
 
     def __init__(
@@ -289,10 +296,20 @@ class Warming:
         rate: WarmingRate,
         suffers: Callable[[], bool] = lambda: False,
         pace: Pace | None = None,
+        score: Score | None = None,
         **clocks: Any,
     ) -> None:
         self._rehearsal, self._rate = rehearsal, rate
-        self._warmer = Warmer(rehearsal.read, rate, pace or Pace(1), suffers=suffers, **clocks)
+        pace = pace or Pace(1)
+        self._warmer = Warmer(rehearsal.read, rate, pace, suffers=suffers, **clocks)
+        self._scorer: Warmer | None = None
+        if score is not None:
+            self._scorer = Warmer(partial(_score, score), rate, pace, suffers=suffers, **clocks)
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether outputs are warmed, too."""
+        return self._scorer is not None
 
     @property
     def step(self) -> int:
@@ -318,7 +335,7 @@ class Warming:
             state: where it is kept how far it is.
 
         Raises:
-            WarmingError: the source failed too often.
+            WarmingError: the source, or the scoring, failed too often.
         """
         batches = self.batches(plan)
         done = Counter(state.done() if state is not None else {})
@@ -335,3 +352,10 @@ class Warming:
         self._rehearsal.touch(batches[:place])
         if state is not None:
             state.remove()
+        if self._scorer is not None:
+            for progress in self._scorer.run(batches[:place]):
+                yield replace(progress, stage="outputs")
+
+
+def _score(score: Score, batch: Batch) -> None:
+    score(dict(zip(batch.entity.split(","), map(list, zip(*batch.keys, strict=True)), strict=True)))

@@ -9,7 +9,6 @@ futures, so both are answered alike, and neither runs the query itself.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from hotplate.clock import Clock
 from hotplate.contracts import LoadRequest
 from hotplate.errors import LoaderError, LoaderTimeoutError
+from hotplate.imports import imported
 from hotplate.loaders import LoaderSettings
 from hotplate.sources.loaded import Columns, columns_of, encode_loaded, entities_of
 from hotplate.sources.sql import SqlQuery
@@ -199,24 +199,19 @@ class FunctionCall:
         """
         if self._function is not None:
             return
-        path = self._settings.function or ""
-        module, _, name = path.partition(":")
         try:
-            found: Any = importlib.import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-        except (ImportError, AttributeError) as error:
+            self._function = imported(self._settings.function or "")
+        except ImportError as error:
             raise LoaderError(
                 view=view,
-                problem=f"its function {path!r} cannot be imported ({error})",
+                problem=f"its function {error}",
                 fix="Correct the path, 'package.module:function', or install the package where "
                 "the features are served.",
             ) from error
-        if not callable(found):
+        except TypeError as error:
             raise LoaderError(
-                view=view, problem=f"{path!r} is no function", fix="Name one that can be called."
-            )
-        self._function = found
+                view=view, problem=str(error), fix="Name one that can be called."
+            ) from None
 
     def __call__(self, view: str, entities: Mapping[str, list[Any]], deadline_s: float) -> Columns:
         function = self._function

@@ -98,6 +98,7 @@ class WarmProgress:
         errors: of the source so far.
         rate: reads a second that are allowed now.
         why: what holds it back, or nothing.
+        stage: `"features"`, or `"outputs"` once all of those are there.
     """
 
     batches: int
@@ -106,6 +107,7 @@ class WarmProgress:
     errors: int
     rate: float
     why: str
+    stage: str = "features"
 
 
 class Pacer(Protocol):
