@@ -19,6 +19,7 @@ from feast.types import Bool, Float32, Float64, Int32, Int64, String
 import hotplate
 from hotplate import CachePolicy, PolicyError, Tier, TTLMap
 from hotplate.cli import main
+from hotplate.outputs import OutputPolicy
 from hotplate.policy import read_tags
 
 from ..operations.deployments import write_yaml
@@ -137,6 +138,25 @@ def test_a_matrix_has_them_too(shop: Repo) -> None:
             user != 1 for user in users
         ]
         assert (answer.statuses == MISSING).all(1).tolist() == [user != 1 for user in users]
+
+
+def test_what_a_model_makes_of_a_default_ends_with_it(shop: Repo) -> None:
+    """It is kept like any output, for `negative_ttl`, or until the entity is there."""
+    hot = hotplate.of(shop.hot)
+    reader = hot.reader(["profile:i4", "profile:f8"])
+    policy = OutputPolicy(ttl="30s", negative=None)
+    outputs = hot.outputs("m", "1", ["i4", "f8"], policy=policy)
+
+    def score(user: int) -> tuple[float, bool]:
+        answer = reader.read({"user_id": [user]})
+        found = outputs.score(answer.values, lambda rows: rows.sum(1), features=answer)
+        return round(float(found.values[0]), 4), bool(found.from_cache[0])
+
+    assert [score(2), score(2)] == [(-6.9, False), (-6.9, True)]
+    shop.clock.advance(5.1)
+    assert [score(2), score(2)] == [(-6.9, False), (-6.9, True)]
+    write(shop, 2, shop.hot)
+    assert [score(2), score(2)] == [(5.5, False), (5.5, True)]
 
 
 @pytest.mark.filterwarnings("ignore:On demand feature view")

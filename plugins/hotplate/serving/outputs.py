@@ -79,7 +79,7 @@ def _parts(answer: Any, count: int) -> list[tuple[PlanGroup, list[Key], Sequence
             fix="Give what get_online_features or a reader of Hotplate answered. A request with "
             "on-demand views is answered by Feast itself: read its source views instead.",
         )
-    rows = getattr(response, "_rows", None)  # an answer for no entity at all has none
+    rows: Any = getattr(response, "_rows", None)  # an answer for no entity at all has none
     found = len(rows[0]) if rows else 0
     if found != count:
         raise OutputError(
@@ -89,10 +89,11 @@ def _parts(answer: Any, count: int) -> list[tuple[PlanGroup, list[Key], Sequence
         )
     if not found:
         return []
-    groups = response._plan.groups
+    if response._answer is not None:  # as they are kept, without what a group declares for them
+        rows = response._answer.rows
     return [
-        (group, group.keys(response._keys, count), rows)
-        for group, rows in zip(groups, response._rows, strict=True)
+        (group, group.keys(response._keys, count), of_group)
+        for group, of_group in zip(response._plan.groups, rows, strict=True)
     ]
 
 
