@@ -34,7 +34,8 @@ def log_of(repo: Repo) -> pd.DataFrame:
     traffic = hotplate.of(repo.hot).runtime.traffic
     assert traffic is not None
     traffic.flush()
-    return pq.read_table(traffic.settings.folder).to_pandas()
+    paths = sorted(traffic.settings.folder.glob("traffic-*.parquet"))
+    return pd.concat([pq.read_table(path).to_pandas() for path in paths])
 
 
 def ask(repo: Repo, *pairs: tuple[int, str]) -> Any:
@@ -233,3 +234,57 @@ def test_a_forked_child_logs_its_own_reads_alone(logged: Callable[..., Repo]) ->
 def test_settings_that_cannot_be_are_refused(said: Any, problem: str) -> None:
     with pytest.raises((ValueError, ConfigError), match=problem):
         CachedOnlineStoreConfig(store={"type": "sqlite"}, traffic=said)
+
+
+def test_families_of_outputs_stand_beside(logged: Callable[..., Repo], tmp_path: Path) -> None:
+    """How often each was asked for since the file before, whenever reads are written."""
+    repo = logged()
+    policy = {"needs_features": False, "family": "channel", "ttl": "1h", "shadow": 0}
+    repo.settings = {**repo.settings, "outputs": {"m": policy}}
+    repo.hot = repo.open_hot()
+    hot = hotplate.of(repo.hot)
+    outputs = hot.outputs("m", "7", ["amount"])
+
+    def score(channels: list[str]) -> None:
+        frame = pd.DataFrame({"amount": [float(ord(one[0])) for one in channels]})
+        outputs.score(frame, lambda rows: rows["amount"].to_numpy(), beside={"channel": channels})
+
+    def found() -> list[tuple[Any, ...]]:
+        paths = sorted((tmp_path / "traffic").glob("families-*.parquet"))
+        tables = [pq.read_table(path).to_pylist() for path in paths]
+        names = ("model", "version", "family", "rows", "hits", "computed")
+        return [tuple(row[name] for name in names) for rows in tables for row in rows]
+
+    score(["web", "web", "shop"])
+    ask(repo, (1, "m1"))
+    assert hot.runtime.traffic is not None
+    assert hot.runtime.families is not None
+    hot.runtime.traffic.flush()  # a file of reads: counts are noted
+    repo.clock.advance(1)  # a file's name has the time
+    score(["web", "app"])
+    hot.runtime.close()
+    by_family = {("web", 2): (0, 1), ("shop", 1): (0, 1), ("web", 1): (1, 0), ("app", 1): (0, 1)}
+    assert {(row[2], row[3]): row[4:] for row in found()} == by_family
+    assert {row[:2] for row in found()} == {("m", "7")}
+    before = len(found())
+    repo.clock.advance(1)
+    ask(repo, (1, "m1"))
+    hot.runtime.close()
+    assert len(found()) == before, "nothing was scored since"
+    assert len(log_of(repo)) == 4
+
+
+def test_families_that_cannot_be_counted_lose_no_read(
+    logged: Callable[..., Repo], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    repo = logged()
+    runtime = hotplate.of(repo.hot).runtime
+    assert runtime.traffic is not None
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(runtime.traffic._log, "_beside", fails)
+    ask(repo, (1, "m1"))
+    assert len(log_of(repo)) == 2
+    assert "ZeroDivisionError" in caplog.text

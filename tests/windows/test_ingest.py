@@ -101,6 +101,16 @@ def test_what_is_dropped_is_said(shop: Bank) -> None:
     assert shop.repo.cache.stats().events[EVENTS].dropped == {"late": 1, "missing_key": 1}
 
 
+def test_a_column_that_nobody_declared_is_said(shop: Bank) -> None:
+    """It is left out, in whatever form it comes, and counted."""
+    frame = frame_of(some(shop, 3)).assign(curency="EUR", note=None)
+    found = shop.repo.cache.ingest(
+        EVENTS, iter([frame.iloc[:2], *frame.iloc[2:].to_dict("records")])
+    )
+    assert found == Ingested(3, {}, {"curency": 3, "note": 3})
+    assert shop.read(1) == [shop.truth(1)]
+
+
 def test_progress_is_told(shop: Bank) -> None:
     """After every batch, of all events so far."""
     heard: list[int] = []

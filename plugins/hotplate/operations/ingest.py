@@ -31,15 +31,23 @@ class Ingested:
     Attributes:
         accepted: those that count.
         dropped: reason -> those that do not; see `hotplate.windows.events.REASONS`.
+        unknown: column that the event view does not declare -> events that had it; it is left out.
     """
 
     accepted: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
+    unknown: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Ingested) -> Ingested:
-        names = {**self.dropped, **other.dropped}
-        dropped = {name: self.dropped.get(name, 0) + other.dropped.get(name, 0) for name in names}
-        return Ingested(self.accepted + other.accepted, dropped)
+        return Ingested(
+            self.accepted + other.accepted,
+            _sum(self.dropped, other.dropped),
+            _sum(self.unknown, other.unknown),
+        )
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 _NOTHING: Final = Ingested()
@@ -58,6 +66,8 @@ class Ingestion:
         self._source = EventSource(view).table
         self._log = runtime.event_logs.log(view)
         self._shape = declared_shape(view)
+        declared = {self._source.named(name) for name in self._source.kinds}
+        self._known = declared.union(self._source.columns)
 
     @property
     def arrival(self) -> str:
@@ -93,7 +103,8 @@ class Ingestion:
             ServerError: the server does not answer; the batches before are written, of this one
                 some events may be. Writing it again changes nothing.
         """
-        total = so_far
+        unknown = [name for name in table.column_names if name not in self._known]
+        total = so_far + Ingested(unknown=dict.fromkeys(unknown, table.num_rows))
         for at in range(0, table.num_rows, _BATCH):
             history = events_of(self._source, self.stamp(table.slice(at, _BATCH)))
             keys = dict(zip(self._source.join_keys, history.keys, strict=True))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotplate.clock import Clock
 from hotplate.warming.changes import ChangeLog
+from hotplate.warming.families import Counted, FamilyLog
 from hotplate.warming.marks import WriteMarks, boot_id
 from hotplate.warming.traffic import TrafficLog, TrafficSettings
 
@@ -17,11 +19,17 @@ __all__ = ["traffic_logs", "write_marks"]
 
 
 def traffic_logs(
-    settings: TrafficConfig | None, project: str, clock: Clock
-) -> tuple[TrafficLog | None, ChangeLog | None]:
-    """The logs of what is read and of what changes; None for one that the deployment lacks."""
+    settings: TrafficConfig | None,
+    project: str,
+    clock: Clock,
+    families: Callable[[], Iterable[tuple[str, str, Counted]]],
+) -> tuple[TrafficLog | None, ChangeLog | None, FamilyLog | None]:
+    """The logs of what is read, of what changes, and of the families of outputs.
+
+    None for one that the deployment lacks.
+    """
     if settings is None:
-        return None, None
+        return None, None, None
     said = TrafficSettings(
         Path(settings.folder),
         settings.sample,
@@ -31,7 +39,8 @@ def traffic_logs(
         settings.changes,
     )
     changes = ChangeLog(said, project, clock) if said.has_changes else None
-    return TrafficLog(said, project, clock), changes
+    of_families = FamilyLog(said, clock, families)
+    return TrafficLog(said, project, clock, of_families.note), changes, of_families
 
 
 def write_marks(settings: PreloadConfig | None, project: str, clock: Clock) -> WriteMarks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -13,6 +13,7 @@ from hotplate.errors import ConfigError
 from hotplate.keys import Key, token_of
 from hotplate.outputs.cache import Inputs, OutputCache
 from hotplate.outputs.errors import OutputError
+from hotplate.outputs.families import FamilyStats
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
 from hotplate.outputs.stats import OutputStats, by_version
@@ -155,6 +156,12 @@ class Outputs:
     def stats(self) -> list[OutputStats]:
         """Counts of each version of a model, those of caches that were let go included."""
         return by_version([*self._gone, *(cache.stats() for cache in list(self._made.values()))])
+
+    def families(self) -> Iterator[tuple[str, str, FamilyStats]]:
+        """Model, version and counts of each family of the caches that are held."""
+        for cache in list(self._made.values()):
+            for family in cache.families():
+                yield cache.name, cache.version, family
 
     @property
     def are_shared(self) -> bool:

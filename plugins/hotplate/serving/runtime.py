@@ -90,7 +90,10 @@ class Runtime:
         self.versioning = bool(config.registry.enable_online_feature_view_versioning)
         self.domain: Domain = domain_of(config.project)
         self.loaders = Loaders(settings.loader_settings(), self.wrapped, clock)
-        self.traffic, self.changes = traffic_logs(settings.traffic, self.project, clock)
+        self.outputs = Outputs(self, settings.outputs)
+        self.traffic, self.changes, self.families = traffic_logs(
+            settings.traffic, self.project, clock, self.outputs.families
+        )
         self.marks = write_marks(settings.preload, self.project, clock)
         self.event_logs = EventLogs(self.project, self._log_server, self._registered, clock)
         self.engine = Engine(
@@ -143,7 +146,6 @@ class Runtime:
         )
         self._shared: dict[str, SharedTier | None] = {}
         self._blobs: dict[str, BlobTier | None] = {}
-        self.outputs = Outputs(self, settings.outputs)
         self.passed = PassedCounters()
         self.purged = 0
         self._told_in = 0
@@ -542,7 +544,7 @@ class Runtime:
         shared = self._shared.get("made")
         if shared is not None:
             shared.close()
-        for log in (self.traffic, self.changes, self.shadow, self.publisher):
+        for log in (self.traffic, self.changes, self.families, self.shadow, self.publisher):
             if log is not None:
                 log.close()
 

@@ -39,7 +39,8 @@ _SCHEMA: Final = pa.schema(
     },
     metadata={"hotplate.hot": "2"},
 )
-_NAMED: Final = 3  # columns that say which entity; files of earlier versions have no others
+_PLAIN: Final = _SCHEMA.remove_metadata()
+_NAMED: Final = ["entity", "view", "key"]  # files of earlier versions have no other columns
 _BOOT: Final = b"hotplate.boot"
 _AHEAD_NS: Final = b"hotplate.ahead_ns"
 _STEPPED_NS: Final = 1_000_000_000
@@ -117,57 +118,58 @@ class HotKeyFiles:
         Returns:
             A table of the fields of `HotKey`, the most valuable first.
         """
-        tables = []
+        found = _PLAIN.empty_table()
         for _, _, path in dated(self._folder, "hot-*.parquet"):
+            if len(found) >= most:  # a day of restarts may have left many files
+                break
             try:
-                table = pq.read_table(path, page_checksum_verification=True)
-                tables.append(self._dated(table.cast(_schema_of(table))))
+                table = self._read(path)
             except (pa.ArrowException, OSError, KeyError, ValueError) as error:
                 said = " ".join(str(error).split())[:200]
                 _log.warning("%s is left out: %s", path, said)
-        if not tables:
-            return _SCHEMA.empty_table()
-        found = pa.concat_tables(tables)
-        if len(tables) > 1:
-            found = _distinct(found)
+                continue
+            found = _distinct(pa.concat_tables([found, table])) if len(found) else table
         return found.slice(0, most).unify_dictionaries().combine_chunks()
 
-    def _dated(self, table: pa.Table) -> pa.Table:
-        """A file with its rows if their ages can be told, else with nothing in their place."""
-        said = table.schema.metadata or {}
+    def _read(self, path: Path) -> pa.Table:
+        """A file, with its rows if their ages can be told, else with nothing in their place.
+
+        Raises:
+            KeyError: it lacks a column.
+            OSError, pa.ArrowException, ValueError: it cannot be read.
+        """
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
+            if not set(_NAMED) <= set(names):
+                raise KeyError(f"no hot keys, but {', '.join(names)[:100]}")
+            has_rows = set(_SCHEMA.names) <= set(names) and self._is_dated(file.schema_arrow)
+            table = file.read(_SCHEMA.names if has_rows else _NAMED)
+        kept = [
+            table[field.name].cast(field.type)
+            if field.name in table.column_names
+            else pa.nulls(len(table), field.type)
+            for field in _PLAIN
+        ]
+        return pa.Table.from_arrays(kept, schema=_PLAIN)
+
+    def _is_dated(self, schema: pa.Schema) -> bool:
+        """Whether the ages of a file's rows can be told here and now."""
+        said = schema.metadata or {}
         boot = said.get(_BOOT, b"").decode()
-        if boot and boot == boot_id() and len(table.columns) == len(_SCHEMA):
-            ahead_ns = int(said.get(_AHEAD_NS, b"0"))
-            if abs(self._ahead_ns() - ahead_ns) < _STEPPED_NS:
-                return table.replace_schema_metadata(None)
-        named = [table[name] for name in _SCHEMA.names[:_NAMED]]
-        kept = [pa.nulls(len(table), field.type) for field in list(_SCHEMA)[_NAMED:]]
-        return pa.Table.from_arrays([*named, *kept], schema=_SCHEMA.remove_metadata())
+        ahead_ns = int(said.get(_AHEAD_NS, b"0"))
+        return bool(boot) and boot == boot_id() and abs(self._ahead_ns() - ahead_ns) < _STEPPED_NS
 
 
 def keys_of(table: pa.Table) -> list[HotKey]:
     """The entities of a table that `HotKeyFiles.read` gave, without their rows."""
-    columns = [table[name].to_pylist() for name in _SCHEMA.names[:_NAMED]]
+    columns = [table[name].to_pylist() for name in _NAMED]
     return [HotKey(*one) for one in zip(*columns, strict=True)]
-
-
-def _schema_of(table: pa.Table) -> pa.Schema:
-    """The fields that a file must have, with its own metadata.
-
-    Raises:
-        KeyError: it lacks one.
-    """
-    if not set(_SCHEMA.names[:_NAMED]) <= set(table.schema.names):
-        raise KeyError(f"no hot keys, but {', '.join(table.schema.names)[:100]}")
-    fields = [field for field in _SCHEMA if field.name in table.schema.names]
-    return pa.schema(fields, metadata=table.schema.metadata)
 
 
 def _distinct(table: pa.Table) -> pa.Table:
     """The first row of each entity of a view, in order."""
-    named = _SCHEMA.names[:_NAMED]
     plain = pa.table(
-        {name: table[name].cast(pa.string()) for name in named} | {"at": np.arange(len(table))}
+        {name: table[name].cast(pa.string()) for name in _NAMED} | {"at": np.arange(len(table))}
     )
-    first = plain.group_by(named).aggregate([("at", "min")])["at_min"]
+    first = plain.group_by(_NAMED).aggregate([("at", "min")])["at_min"]
     return table.take(np.sort(first.to_numpy()))

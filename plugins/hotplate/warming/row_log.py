@@ -75,6 +75,7 @@ class RowLog(Generic[_T]):
         files: where they go.
         clock: the cache's.
         rows_of: makes rows of (microseconds since 1970, a running number, the thing).
+        beside: called when a file is written.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class RowLog(Generic[_T]):
         files: LogFiles,
         clock: Clock,
         rows_of: Callable[[int, int, _T], Iterable[tuple[Any, ...]]],
+        beside: Callable[[], None] = lambda: None,
     ) -> None:
+        self._beside = beside
         self._files = files
         self._clock = clock
         self._rows_of = rows_of
@@ -165,6 +168,10 @@ class RowLog(Generic[_T]):
             self._rows.extend(self._rows_of(wall_ns // 1_000, self._number, what))
 
     def _write(self) -> None:
+        try:
+            self._beside()
+        except Exception as error:  # noqa: BLE001 - these rows are written all the same
+            self.complain(error)
         rows, self._rows = self._rows, []
         count, self._in_rows = self._in_rows, 0
         self._since_ns = self._clock.now_ns()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -100,13 +100,20 @@ class TrafficLog:
         settings: what, and where.
         project: the Feast project.
         clock: the cache's.
+        beside: called when a file is written.
     """
 
-    def __init__(self, settings: TrafficSettings, project: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: TrafficSettings,
+        project: str,
+        clock: Clock,
+        beside: Callable[[], None] = lambda: None,
+    ) -> None:
         self.settings = settings
         self._project = project
         files = LogFiles("traffic", SCHEMA, settings.folder, settings.max_bytes, settings.every_ns)
-        self._log: RowLog[_Logged] = RowLog(files, clock, self._rows_of)
+        self._log: RowLog[_Logged] = RowLog(files, clock, self._rows_of, beside)
         self.restart_after_fork()
         restart_in_children(self)
 
