@@ -445,5 +445,8 @@ def test_folders_that_cannot_hold_what_they_may_are_named(tmp_path: Path) -> Non
     assert found["traffic"].status == WARNING
     assert "max_bytes" in found["traffic"].fix
     assert found["preload"].status == OK
+    assert "it may hold 100.0MB" in found["preload"].seen
+    kept = {"preload": {"folder": str(good), "rows": True}, "memory": {"max_bytes": "400MB"}}
+    assert "it may hold 500.0MB" in seen(shop(tmp_path / "kept", settings=kept))["preload"].seen
     assert list(good.iterdir()) == [], "nothing is left there"
     assert not {"blobs", "traffic", "preload"} & set(seen(shop(tmp_path / "other")))

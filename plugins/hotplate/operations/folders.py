@@ -26,12 +26,13 @@ def _folders(settings: Any) -> Iterator[tuple[str, Path, int]]:
     if settings.blobs is not None:
         yield "blobs", Path(settings.blobs.folder), settings.blobs.max_bytes
     if settings.traffic is not None:
-        logs = 2 if settings.traffic.changes else 1
+        logs = 1 + settings.traffic.changes + bool(settings.outputs)
         yield "traffic", Path(settings.traffic.folder), logs * settings.traffic.max_bytes
     if settings.metrics is not None:
         yield "metrics", Path(settings.metrics.folder), _LITTLE
     if settings.preload is not None:
-        yield "preload", Path(settings.preload.folder), _LITTLE
+        rows = settings.memory.max_bytes if settings.preload.rows else 0
+        yield "preload", Path(settings.preload.folder), _LITTLE + rows
 
 
 def _examine(name: str, folder: Path, most: int) -> Finding:
