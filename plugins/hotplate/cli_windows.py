@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hotplate.cli_repo import chdir_option, json_option, named, open_store, told
+from hotplate.cli_repo import chdir_option, fail, json_option, named, open_store, told
 from hotplate.durations import format_duration, parse_duration
 from hotplate.errors import HotplateError
 
@@ -37,6 +37,16 @@ def windows() -> None:
     """Time windows over events: fill them, look into them, write them out."""
 
 
+def _refuse_own_logs(hot: Any, call: str) -> None:
+    """A command whose logs are its own would change, or show, what ends with it."""
+    if hot.runtime.event_logs.is_in_process:
+        fail(
+            "online_store.windows.in_process: the event logs are those of each process, and this "
+            f"command's own end with it. Call hotplate.of(store).{call}(...) in the process that "
+            "serves, or name a server under online_store.windows"
+        )
+
+
 @windows.command()
 @click.argument("event_view")
 @_from_option
@@ -54,6 +64,7 @@ def seed(event_view: str, events: Path | None, as_json: bool, chdir: Path) -> No
     store = open_store(chdir)
     with told():
         hot = of(store)
+        _refuse_own_logs(hot, "seed")
         with named():
             steps = hot.seed(event_view, events)
         last = None
@@ -88,6 +99,7 @@ def retire(event_view: str, as_json: bool, chdir: Path) -> None:
     store = open_store(chdir)
     with told():
         hot = of(store)
+        _refuse_own_logs(hot, "retire")
         with named():
             count = hot.retire(event_view)
         hot.runtime.close()
@@ -172,6 +184,7 @@ def explain(view: str, entity: str, as_json: bool, chdir: Path) -> None:
     store = open_store(chdir)
     with told():
         hot = of(store)
+        _refuse_own_logs(hot, "explain")
         with named():
             found = hot.explain(view, entity)
         hot.runtime.close()

@@ -28,7 +28,7 @@ def write_yaml(repo: Repo) -> None:
     """Let a repo be opened by its folder, as commands do."""
     settings = {
         "project": repo.project,
-        "provider": "local",
+        "provider": repo.provider,
         "registry": {"path": str(repo.folder / "registry.db"), **repo.registry},
         "offline_store": {"type": "file"},
         "entity_key_serialization_version": 3,

@@ -19,6 +19,7 @@ import hotplate
 from hotplate.cli import main
 from hotplate.embedded import EmbeddedServer
 
+from ..operations.deployments import write_yaml
 from .bank import DAY, MINUTE, Payment, bank, frame_of, random_payment
 
 OWN: dict[str, Any] = {"settings": {"windows": {"in_process": True}}}
@@ -122,6 +123,23 @@ def test_wrong_questions(tmp_path: Path) -> None:
         shop.repo.cache.explain("activity", "card=1")
     with pytest.raises(KeyError, match="one entity"):
         shop.repo.cache.explain("activity", {"card_id": [1, 2]})
+
+
+def test_commands_whose_logs_end_with_them_are_refused(tmp_path: Path) -> None:
+    """With where to call it instead; a backfill needs no logs."""
+    shop = bank(tmp_path, {"type": "sqlite"}, "own", **OWN)
+    shop.pay(1)
+    write_yaml(shop.repo)
+    for words in (
+        ("seed", "activity_events"),
+        ("retire", "activity_events"),
+        ("explain", "activity", "--entity", "card_id=1"),
+    ):
+        done = hot(shop.repo.folder, *words)
+        assert done.exit_code == 1
+        assert f"hotplate.of(store).{words[0]}(...)" in done.output
+    done = hot(shop.repo.folder, "backfill", "activity", "--to", str(tmp_path / "all.parquet"))
+    assert done.exit_code == 0, done.output
 
 
 # -- the commands ---------------------------------------------------------------------------------
