@@ -283,7 +283,7 @@ def test_a_counter_never_falls(folder: Path) -> None:
 def test_a_lock_that_is_held_stops_nobody(measured: Callable[..., Repo], folder: Path) -> None:
     """Cleaning waits for another time; writing, reading and closing go on."""
     repo = measured()
-    with locked(folder, fcntl.LOCK_EX, 0.0) as is_held:
+    with locked(folder, fcntl.LOCK_EX, 10.0) as is_held:  # the publisher may be at its first look
         assert is_held
         clean(folder)
         ask(repo, 1)
