@@ -44,7 +44,7 @@ lint: $(VENV)/.dev ## ruff
 types: $(VENV)/.dev ## mypy --strict
 	$(BIN)/mypy
 
-test: lint types fast ## lint, types, tests (some ten minutes on two cores)
+test: lint types fast ## lint, types, tests (some eight minutes on two cores)
 
 fast: $(VENV)/.dev ## tests alone, on up to four cores
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not heavy" $(ARGS)
