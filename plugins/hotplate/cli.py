@@ -102,14 +102,14 @@ def policy(chdir: Path, is_long: bool, as_json: bool) -> None:
         click.echo("Where each setting is said: hotplate policy --long")
 
 
-_IN_SHORT: Final = (
-    "ttl",
-    "negative_ttl",
-    "jitter",
-    "stale_while_revalidate",
-    "on_source_error",
-    "coherence",
-)
+_IN_SHORT: Final = {  # setting -> header
+    "ttl": "ttl",
+    "negative_ttl": "negative",
+    "jitter": "jitter",
+    "stale_while_revalidate": "revalidate",
+    "on_source_error": "on source error",
+    "coherence": "coherence",
+}
 
 
 def _fill_short(
@@ -119,7 +119,7 @@ def _fill_short(
 ) -> None:
     """One line a group; where nothing is kept, no other setting has an effect."""
     table.add_column("group", style="bold", overflow="fold")
-    for header in ("ttl", "negative", "jitter", "revalidate", "on source error", "coherence"):
+    for header in _IN_SHORT.values():
         table.add_column(header)
     table.add_column("cache")
     has_loaders = any(loaders.values())
