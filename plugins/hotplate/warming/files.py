@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
-__all__ = ["Dated", "dated", "private", "table_of"]
+__all__ = ["Dated", "dated", "private", "remove_older", "table_of"]
 
 
 class Dated(NamedTuple):
@@ -31,6 +32,23 @@ def dated(folder: Path, pattern: str) -> list[Dated]:
             continue
         found.append(Dated(seen.st_mtime_ns, seen.st_size, path))
     return sorted(found, reverse=True)
+
+
+def remove_older(
+    folder: Path, pattern: str, seconds: float, but: Callable[[Path], bool] = lambda path: False
+) -> None:
+    """Remove files that nobody has written for so long; one that cannot be removed stays.
+
+    Args:
+        folder, pattern: as `dated`.
+        seconds: since they were written.
+        but: files that stay all the same.
+    """
+    limit_ns = int((time.time() - seconds) * 1e9)
+    for one in dated(folder, pattern):
+        if one.modified_ns < limit_ns and not but(one.path):
+            with suppress(OSError):
+                one.path.unlink()
 
 
 def table_of(columns: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:

@@ -12,9 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
-from hotplate.warming.files import dated, private, table_of
+from hotplate.warming.files import dated, private, remove_older, table_of
 from hotplate.warming.marks import boot_id
 
 __all__ = ["HotKey", "HotKeyFiles", "keys_of"]
@@ -89,7 +87,7 @@ class HotKeyFiles:
             table = table.replace_schema_metadata({**_SCHEMA.metadata, **when})
             with private(path) as file:
                 pq.write_table(table, file, compression="zstd", write_page_checksum=True)
-            self._forget()
+            remove_older(self._folder, "hot-*.parquet", _FORGOTTEN_S)  # nobody has followed them
         except OSError as error:
             _log.warning("hot keys are not kept in %s: %s", self._folder, error.strerror or error)
             return False
@@ -98,14 +96,6 @@ class HotKeyFiles:
     def _ahead_ns(self) -> int:
         """By how much the wall clock is ahead of the one on which ages are measured."""
         return self._clock.wall_ns() - self._clock.now_ns()
-
-    def _forget(self) -> None:
-        """Remove what processes left behind that nobody has followed for a day."""
-        limit_ns = int((time.time() - _FORGOTTEN_S) * 1e9)
-        for one in dated(self._folder, "hot-*.parquet"):
-            if one.modified_ns < limit_ns:
-                with suppress(OSError):
-                    one.path.unlink()
 
     def read(self, most: int) -> pa.Table:
         """What processes held, each once, the latest file first; what cannot be read is left out.

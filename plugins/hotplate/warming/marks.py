@@ -11,8 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import struct
-import time
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -20,7 +18,7 @@ from urllib.parse import quote
 
 from hotplate.clock import Clock
 from hotplate.seldom import Seldom
-from hotplate.warming.files import dated
+from hotplate.warming.files import remove_older
 
 __all__ = ["WriteMarks", "boot_id"]
 
@@ -107,11 +105,10 @@ class WriteMarks:
 
     def _sweep(self) -> None:
         """Remove the marks of boots that were long ago."""
-        limit_ns = int((time.time() - _FORGOTTEN_S) * 1e9)
-        for one in dated(self._folder, "changed-*"):
-            if one.modified_ns < limit_ns and not one.path.name.startswith(f"changed-{boot_id()}"):
-                with suppress(OSError):
-                    one.path.unlink()
+        own = f"changed-{boot_id()}"
+        remove_older(
+            self._folder, "changed-*", _FORGOTTEN_S, lambda path: path.name.startswith(own)
+        )
 
     def last_ns(self, view: str) -> int:
         """When it was written last, on the cache's clock; 0 where it never was in this boot."""
