@@ -274,6 +274,15 @@ def test_another_schema(shop: Callable[..., Repo]) -> None:
     assert begin(repo)[1].kept == 8
 
 
+def test_another_store_behind_the_cache(shop: Callable[..., Repo], tmp_path: Path) -> None:
+    """What was read from one is no answer of the other, however young it is."""
+    repo = shop()
+    used_and_ended(repo)
+    elsewhere = {**repo.online, "path": str(tmp_path / "elsewhere.db")}
+    assert begin(repo, store=elsewhere)[1].kept == 0
+    assert begin(repo)[1].kept == 16
+
+
 def test_another_boot_or_a_copy_of_the_machine(
     shop: Callable[..., Repo], monkeypatch: pytest.MonkeyPatch
 ) -> None:

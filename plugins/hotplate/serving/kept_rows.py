@@ -8,7 +8,8 @@ Rows of all other groups are read again, since what was said of them while nobod
 Two things are more than a process that went on would know, and are looked at all the same. What any
 process of this host wrote through Hotplate, as `feast materialize` does between stop and start,
 leaves a mark (`hotplate.warming.marks`), and no row read before it comes back. And a row comes back
-only into the schema, version and key types that it was read in, on the same boot of the machine.
+only into the schema, version and key types that it was read in, from the same wrapped store and
+loaders, on the same boot of the machine.
 
 A write in this process that happens at the same time wins: it leaves its mark before its keys get
 other tokens, and its keys another version than the one that rows of earlier times are filled with.
@@ -16,9 +17,11 @@ other tokens, and its keys another version than the one that rows of earlier tim
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from hashlib import blake2b
 from operator import itemgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +37,10 @@ from hotplate.tiers.entries import fingerprint_of
 from hotplate.warming.hot_keys import HotKey
 from hotplate.warming.traffic import key_of
 
-__all__ = ["held", "restore"]
+if TYPE_CHECKING:
+    from hotplate.online_store import CachedOnlineStoreConfig
+
+__all__ = ["held", "restore", "source_of"]
 
 _ROWS_A_FILL: Final = 5_000
 _NEVER_FORGOTTEN: Final = 0
@@ -63,6 +69,12 @@ def held(runtime: Runtime, most: int, *, with_rows: bool) -> Iterator[HotKey]:
         text = key_of(values_of(key), "", has_ids=True)
         entity = ",".join(identity.shape.join_keys)
         yield HotKey(entity, identity.view, text, fingerprint, row)
+
+
+def source_of(settings: CachedOnlineStoreConfig) -> str:
+    """A hash of where a deployment reads rows from: the wrapped store, and its loaders."""
+    said = json.dumps([settings.store, settings.loaders], sort_keys=True, default=str)
+    return blake2b(said.encode(), digest_size=16).hexdigest()
 
 
 def restore(runtime: Runtime, rehearsal: Rehearsal, kept: pa.Table) -> pa.Table:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from hotplate.errors import ConfigError
 from hotplate.forks import restart_in_children
-from hotplate.serving.kept_rows import held, restore
+from hotplate.serving.kept_rows import held, restore, source_of
 from hotplate.serving.rehearsal import Rehearsal
 from hotplate.serving.runtime import Runtime
 from hotplate.warming.hot_keys import HotKey, HotKeyFiles, keys_of
@@ -71,7 +71,8 @@ class Preload:
 
     def __init__(self, runtime: Runtime, folder: Path, most: int, every_s: float) -> None:
         self._runtime = weakref.ref(runtime)
-        self._files = HotKeyFiles(folder / runtime.project, runtime.clock)
+        files = folder / runtime.project
+        self._files = HotKeyFiles(files, runtime.clock, source_of(runtime.settings))
         self._most = min(most, runtime.engine.memory.bounds.max_entries)
         self._every_s = every_s
         self._ends = threading.Event()

@@ -3,8 +3,9 @@
 A file a process: `hot-HOST-PID.parquet`, a row an entity of a view, the most recently used first.
 It names entities as they are, so only its owner may read it. A process that ends may put what it
 read of them beside (`hotplate.serving.kept_rows` says when that may be believed): then the file
-says in which boot of the machine, because ages are measured on a clock that begins with it, and
-how far that clock was from the wall clock, because a machine may be copied while it runs.
+says in which boot of the machine, because ages are measured on a clock that begins with it, how far
+that clock was from the wall clock, because a machine may be copied while it runs, and from where
+rows were read.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _PLAIN: Final = _SCHEMA.remove_metadata()
 _NAMED: Final = ["entity", "view", "key"]  # files of earlier versions have no other columns
 _BOOT: Final = b"hotplate.boot"
 _AHEAD_NS: Final = b"hotplate.ahead_ns"
+_SOURCE: Final = b"hotplate.source"
 _STEPPED_NS: Final = 1_000_000_000
 _FORGOTTEN_S: Final = 86_400.0
 _log = logging.getLogger("hotplate.warming")
@@ -70,21 +72,27 @@ class HotKeyFiles:
     Args:
         folder: in which they lie; made when the first is written.
         clock: the cache's, on which rows are dated.
+        source: what tells where rows are read from; those that were read elsewhere do not count.
     """
 
-    def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK, source: str = "") -> None:
         self._folder = folder
         self._clock = clock
+        self._source = source.encode()
 
     def write(self, keys: Iterable[HotKey]) -> bool:
         """Write what this process holds; False where that cannot be, which is logged."""
         path = self._folder / f"hot-{socket.gethostname()}-{os.getpid()}.parquet"
         columns = list(zip(*keys, strict=True)) or [()] * len(_SCHEMA)
-        when = {_BOOT: boot_id().encode(), _AHEAD_NS: b"%d" % self._ahead_ns()}
+        origin = {
+            _BOOT: boot_id().encode(),
+            _AHEAD_NS: b"%d" % self._ahead_ns(),
+            _SOURCE: self._source,
+        }
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             table = table_of(columns, _SCHEMA)
-            table = table.replace_schema_metadata({**_SCHEMA.metadata, **when})
+            table = table.replace_schema_metadata({**_SCHEMA.metadata, **origin})
             with private(path) as file:
                 pq.write_table(table, file, compression="zstd", write_page_checksum=True)
             remove_older(self._folder, "hot-*.parquet", _FORGOTTEN_S)  # nobody has followed them
@@ -100,7 +108,7 @@ class HotKeyFiles:
     def read(self, most: int) -> pa.Table:
         """What processes held, each once, the latest file first; what cannot be read is left out.
 
-        Rows come along where their ages can be told.
+        Rows come along where they are of this source and their ages can be told.
 
         Args:
             most: how many at the most.
@@ -122,7 +130,7 @@ class HotKeyFiles:
         return found.slice(0, most).unify_dictionaries().combine_chunks()
 
     def _read(self, path: Path) -> pa.Table:
-        """A file, with its rows if their ages can be told, else with nothing in their place.
+        """A file, with its rows if they are believed, else with nothing in their place.
 
         Raises:
             KeyError: it lacks a column.
@@ -132,7 +140,7 @@ class HotKeyFiles:
             names = file.schema_arrow.names
             if not set(_NAMED) <= set(names):
                 raise KeyError(f"no hot keys, but {', '.join(names)[:100]}")
-            has_rows = set(_SCHEMA.names) <= set(names) and self._is_dated(file.schema_arrow)
+            has_rows = set(_SCHEMA.names) <= set(names) and self._is_believed(file.schema_arrow)
             table = file.read(_SCHEMA.names if has_rows else _NAMED)
         kept = [
             table[field.name].cast(field.type)
@@ -142,12 +150,13 @@ class HotKeyFiles:
         ]
         return pa.Table.from_arrays(kept, schema=_PLAIN)
 
-    def _is_dated(self, schema: pa.Schema) -> bool:
-        """Whether the ages of a file's rows can be told here and now."""
+    def _is_believed(self, schema: pa.Schema) -> bool:
+        """Whether a file's rows are of this source, and their ages can be told here and now."""
         said = schema.metadata or {}
         boot = said.get(_BOOT, b"").decode()
-        ahead_ns = int(said.get(_AHEAD_NS, b"0"))
-        return bool(boot) and boot == boot_id() and abs(self._ahead_ns() - ahead_ns) < _STEPPED_NS
+        if not boot or boot != boot_id() or said.get(_SOURCE) != self._source:
+            return False
+        return abs(self._ahead_ns() - int(said.get(_AHEAD_NS, b"0"))) < _STEPPED_NS
 
 
 def keys_of(table: pa.Table) -> list[HotKey]:
