@@ -58,7 +58,7 @@ def benchmark(
             f"the transactions do not reach from {_TEST_TO - _HISTORY:%Y-%m-%d} to "
             f"{_TEST_TO:%Y-%m-%d}: give the Handbook's own data, with their own times"
         )
-    tables = tables_of(wanted.reset_index(drop=True))
+    tables = tables_of(wanted.reset_index(drop=True), _TEST_TO)
     payments, labels = tables["payments"], tables["labels"]
     read_at = payments["event_timestamp"] + _after(wanted)
     # payments and labels are known just when the payment's own features are read

@@ -33,13 +33,15 @@ def moved_to_now(transactions: pd.DataFrame, now: datetime | None = None) -> pd.
     )
 
 
-def tables_of(transactions: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def tables_of(transactions: pd.DataFrame, now: datetime | None = None) -> dict[str, pd.DataFrame]:
     """The tables of `fraud_v2`, by the name of their Parquet file.
 
     Args:
         transactions: in time order, with the columns of `TRANSACTION_DTYPES`; where TX_FRAUD is
             missing there are no labels, and no risk scores.
+        now: up to when the weekly job has written profiles; None: this moment.
     """
+    now = pd.Timestamp(now or datetime.now(UTC)).tz_convert("UTC")
     happened = _utc(transactions["TX_DATETIME"])
     payments = pd.DataFrame(
         {
@@ -59,18 +61,14 @@ def tables_of(transactions: pd.DataFrame) -> dict[str, pd.DataFrame]:
     )
     if not has_labels:
         labels = labels.iloc[:0]
-    return {
-        "payments": payments,
-        "labels": labels,
-        **{
-            f"{entity}_{name}": _begun(made(source, entity), entity, payments, first)
-            for entity in ("customer", "terminal")
-            for name, made, source in (
-                ("profile", _profiles, payments),
-                ("risk_score", _risk_scores, labels),
-            )
-        },
-    }
+    tables = {"payments": payments, "labels": labels}
+    for entity in ("customer", "terminal"):
+        for name, table in (
+            ("profile", _profiles(payments, entity, now)),
+            ("risk_score", _risk_scores(labels, entity)),
+        ):
+            tables[f"{entity}_{name}"] = _begun(table, entity, payments, first)
+    return tables
 
 
 def _begun(
@@ -89,13 +87,17 @@ def _utc(times: pd.Series) -> pd.Series:
     return times.astype("datetime64[us]").dt.tz_localize("UTC")
 
 
-def _profiles(payments: pd.DataFrame, entity: str) -> pd.DataFrame:
-    """Habits over the four weeks before each Monday, for whoever paid in them."""
+def _profiles(payments: pd.DataFrame, entity: str, now: pd.Timestamp) -> pd.DataFrame:
+    """Habits over the four weeks before each Monday, for whoever paid in them.
+
+    The job that writes them goes on after the last payment, as long as there are any in its weeks.
+    """
     first = payments["event_timestamp"].iloc[0].floor("D")
     last = payments["event_timestamp"].iloc[-1]
-    mondays = pd.date_range(first + DAY, last.floor("D") + DAY, freq="W-MON", tz="UTC")
+    end = min(now, last + _PROFILE_WEEKS * WEEK)
+    mondays = pd.date_range(first + DAY, end, freq="W-MON", tz="UTC")
     # the first snapshot stands for whatever is asked before the second week is over
-    moments = mondays if len(mondays) else pd.DatetimeIndex([last.floor("D") + DAY])
+    moments = mondays if len(mondays) else pd.DatetimeIndex([min(last.floor("D") + DAY, now)])
     times = payments["event_timestamp"]
     parts = []
     for moment in moments:

@@ -101,7 +101,7 @@ def _tables(transactions: pd.DataFrame, now: datetime) -> dict[str, pd.DataFrame
     """The tables of both services, as their pipelines write them."""
     world = prepare(transactions, now=now)
     plain = {name: world.tables[name] for name in ("customer_spending", "terminal_risk")}
-    return {**plain, **tables_of(transactions)}
+    return {**plain, **tables_of(transactions, now)}
 
 
 def _decisions(work: Path, transactions: pd.DataFrame, now: datetime) -> str:

@@ -18,13 +18,25 @@ NOW = datetime(2026, 6, 3, 12, tzinfo=UTC)
 TRANSACTIONS = moved_to_now(
     simulate(SimulationSpec(60, 80, 62, radius=radius_for(80), seed=2)), NOW
 )
-TABLES = tables_of(TRANSACTIONS)
+TABLES = tables_of(TRANSACTIONS, NOW)
 PAYMENTS = TABLES["payments"].assign(is_fraud=TRANSACTIONS["TX_FRAUD"].to_numpy())
 
 
 def test_times_move_by_whole_weeks() -> None:
     last = TRANSACTIONS["TX_DATETIME"].iloc[-1].tz_localize("UTC")
     assert pd.Timedelta(0) <= pd.Timestamp(NOW) - last < pd.Timedelta(weeks=1)
+
+
+@pytest.mark.parametrize("entity", ["customer", "terminal"])
+def test_profiles_are_up_to_date_whenever_they_are_written(entity: str) -> None:
+    """The last Monday's are there, however long ago the last payment was; none lies ahead."""
+    drawn = simulate(SimulationSpec(60, 80, 30, radius=radius_for(80), seed=2))
+    for hours in range(0, 8 * 24, 5):
+        now = pd.Timestamp(NOW) + pd.Timedelta(hours=hours)
+        table = tables_of(moved_to_now(drawn, now), now)[f"{entity}_profile"]
+        newest = table["event_timestamp"].max()
+        assert pd.Timedelta(0) <= now - newest < pd.Timedelta(weeks=1), now
+        assert newest.dayofweek == 0
 
 
 def test_labels_arrive_late() -> None:
