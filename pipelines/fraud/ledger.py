@@ -111,18 +111,7 @@ class Ledger:
 
     def known(self, transaction_ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
         """The decisions that payments have already, by transaction id."""
-        columns = [DECISIONS.c[name] for name in (*ANSWER, *OF_REQUEST)]
-
-        def ask(connection: sa.Connection) -> dict[str, Mapping[str, Any]]:
-            found: dict[str, Mapping[str, Any]] = {}
-            for at in range(0, len(transaction_ids), _ASKED_AT_ONCE):
-                some = transaction_ids[at : at + _ASKED_AT_ONCE]
-                wanted = sa.select(*columns).where(DECISIONS.c.transaction_id.in_(some))
-                rows = connection.execute(wanted)
-                found |= {row.transaction_id: dict(row._mapping) for row in rows}
-            return found
-
-        return self._try(ask)
+        return self._try(lambda connection: _known(connection, transaction_ids))
 
     def record(
         self,
@@ -130,7 +119,8 @@ class Ledger:
         position: str | None,
         decisions: Sequence[Mapping[str, Any]],
         dead: Sequence[DeadLetter] = (),
-    ) -> int:
+        refuse: Callable[[Mapping[str, Mapping[str, Any]]], Sequence[DeadLetter]] = lambda _: (),
+    ) -> dict[str, Mapping[str, Any]]:
         """Write everything of a micro-batch, or nothing of it; waits while the database is down.
 
         Args:
@@ -138,34 +128,39 @@ class Ledger:
             position: how far it has been read with them; None leaves that as it is.
             decisions: rows of `DECISIONS`; what has a decision keeps it.
             dead: records that are no payments.
+            refuse: told of what is returned before anything is committed; what it makes of that
+                goes to the dead letters.
 
         Returns:
-            How many decisions were written: fewer than were given where another process decided
-            some of the payments first, or where the answer to a first attempt was lost.
+            The decisions, by transaction id, that stand in place of given ones, because another
+            process was faster: as `known`.
 
         Raises:
             LedgerError: the database refuses, or is down for longer than `wait_s`.
         """
-        letters = [
-            {"source": source, "place": one.place, "reason": one.reason[:256], "raw": one.raw}
-            for one in dead
-        ]
 
-        def write(connection: sa.Connection) -> int:
-            insert, written = _insert_of(connection), 0
+        def letter_of(one: DeadLetter) -> dict[str, str]:
+            return {"source": source, **one._asdict(), "reason": one.reason[:256]}
+
+        letters = list(map(letter_of, dead))
+
+        def write(connection: sa.Connection) -> dict[str, Mapping[str, Any]]:
+            insert, standing = _insert_of(connection), {}
             if decisions:
                 rows = [{**row, "source": source} for row in decisions]
                 new = insert(DECISIONS).on_conflict_do_nothing()
-                written = _write_many(connection, new, rows)
-            if letters:
-                connection.execute(insert(DEAD_LETTERS).on_conflict_do_nothing(), letters)
+                if _write_many(connection, new, rows) != len(rows):
+                    standing = _standing(connection, rows)
+            refused = [*letters, *map(letter_of, refuse(standing) if standing else ())]
+            if refused:
+                connection.execute(insert(DEAD_LETTERS).on_conflict_do_nothing(), refused)
             if position is not None:
                 placed = insert(POSITIONS).values(source=source, position=position)
                 moved = placed.on_conflict_do_update(
                     index_elements=["source"], set_={"position": position}
                 )
                 connection.execute(moved)
-            return written
+            return standing
 
         return self._try(write)
 
@@ -248,6 +243,31 @@ class Ledger:
                 is_down = True
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
+
+
+def _known(
+    connection: sa.Connection, transaction_ids: Sequence[str]
+) -> dict[str, Mapping[str, Any]]:
+    columns = [DECISIONS.c[name] for name in (*ANSWER, *OF_REQUEST, "at_ms")]
+    found: dict[str, Mapping[str, Any]] = {}
+    for at in range(0, len(transaction_ids), _ASKED_AT_ONCE):
+        some = transaction_ids[at : at + _ASKED_AT_ONCE]
+        wanted = sa.select(*columns).where(DECISIONS.c.transaction_id.in_(some))
+        found |= {row.transaction_id: dict(row._mapping) for row in connection.execute(wanted)}
+    return found
+
+
+def _standing(
+    connection: sa.Connection, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """The decisions that are not those of the rows; the answer to a first attempt may be lost."""
+    known = _known(connection, [row["transaction_id"] for row in rows])
+    given = {row["transaction_id"]: row for row in rows}
+    return {
+        transaction_id: found
+        for transaction_id, found in known.items()
+        if any(given[transaction_id][name] != value for name, value in found.items())
+    }
 
 
 def _all_of(wanted: Any) -> Callable[[sa.Connection], list[Mapping[str, Any]]]:

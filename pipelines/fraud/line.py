@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -147,6 +148,7 @@ class Line:
         lap("check")
         decided: list[Decided] = []
         rows: list[dict[str, Any]] = []
+        overtaken = 0
         decider = self._decider()  # one for all turns: a batch is of one version
         left = _turns(new) if len(new) and not self._together else [new][: len(new)]
         if not left:
@@ -161,15 +163,23 @@ class Line:
             own = decided[-1].rows()
             rows += own
             ends = (None, ()) if left else (position, dead)
-            written = self._ledger.record(self._source, ends[0], own, ends[1])
-            if written != len(own):  # another process decided some of them first: its word counts
-                known |= self._ledger.known([row["transaction_id"] for row in own])
+            refuse = partial(_of_others, turn, own)
+            standing = self._ledger.record(self._source, ends[0], own, ends[1], refuse)
+            is_recorded = turn.is_recorded
+            if standing:  # another process decided some of them first: its word counts
+                known |= standing
+                overtaken += len(standing)
+                letters = refuse(standing)
+                others += letters
+                dead += letters
+                is_recorded = is_recorded & _as_they_stand(turn, standing, letters)
             lap("commit")
-            if turn.is_recorded.any():
-                self._record(turn.chosen(turn.is_recorded).events())
+            if is_recorded.any():
+                self._record(turn.chosen(is_recorded).events())
                 lap("record")
-        repeated = len(payments) - len(new) - len(others)
+        repeated = len(payments) - len(new) - len(others) + overtaken
         self._count(decided, repeated, dead)
+        self.counts["decided"] -= overtaken
         answers = {**{row["transaction_id"]: row for row in rows}, **known}
         is_asked = np.ones(len(payments), np.bool_)
         if others:
@@ -261,6 +271,38 @@ def _firsts(
             continue
         chosen[at] = False
         if before != tuple(request):
-            shown = f"{{'transaction_id': {transaction_id!r}}}"
-            dead.append(DeadLetter(place, _OF_ANOTHER, shown))
+            dead.append(_letter(place, transaction_id))
     return chosen, dead
+
+
+def _of_others(
+    payments: Payments,
+    rows: Sequence[Mapping[str, Any]],
+    standing: Mapping[str, Mapping[str, Any]],
+) -> list[DeadLetter]:
+    """Those of payments whose id another process gave to another one at the same time."""
+    return [
+        _letter(place, row["transaction_id"])
+        for place, row in zip(payments.places, rows, strict=True)
+        if (found := standing.get(row["transaction_id"])) is not None
+        and any(found[name] != row[name] for name in OF_REQUEST)
+    ]
+
+
+def _as_they_stand(
+    payments: Payments, standing: Mapping[str, Mapping[str, Any]], refused: Sequence[DeadLetter]
+) -> Any:
+    """Give payments the times with which others decided them, so that each counts once.
+
+    Returns:
+        Which of them are not refused.
+    """
+    for at, transaction_id in enumerate(payments.transaction_ids):
+        if transaction_id in standing:
+            payments.at_ms[at] = standing[transaction_id]["at_ms"]
+    places = {letter.place for letter in refused}
+    return np.array([place not in places for place in payments.places], np.bool_)
+
+
+def _letter(place: str, transaction_id: str) -> DeadLetter:
+    return DeadLetter(place, _OF_ANOTHER, f"{{'transaction_id': {transaction_id!r}}}")

@@ -231,6 +231,62 @@ def test_an_id_is_of_one_request(world: World, ledger: Ledger) -> None:
     assert (len(found.answers), found.repeated) == (1, 1)
 
 
+@pytest.mark.parametrize("kept", [20, 14])
+def test_two_processes_that_decide_the_same_payments_at_once(
+    fresh: Callable[[], World], ledger: Ledger, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """The decision of the faster one counts, at its time: in answers, in windows and in counts."""
+    world = fresh()
+    records = world.records(20)
+    faster, slower = line_of(world, ledger), line_of(world, ledger)
+    decide = slower._decide
+    won: list[Any] = []
+
+    def overtaken(decider: Decider, payments: Any) -> Any:
+        if not won:
+            time.sleep(0.005)  # at another time, then
+            won.append(faster.process(records[:kept]))
+        return decide(decider, payments)
+
+    monkeypatch.setattr(slower, "_decide", overtaken)
+    found = slower.process(records, "1")
+    first = won[0]
+    rows = {row["transaction_id"]: row for row in ledger.rows()}
+    assert set(rows) == set(found.answers) == {fields["transaction_id"] for _, fields in records}
+    for transaction_id, answer in first.answers.items():
+        assert rows[transaction_id]["at_ms"] == answer["at_ms"]
+        assert found.answers[transaction_id]["at_ms"] == answer["at_ms"]
+    assert (slower.counts["decided"], found.repeated, found.dead) == (20 - kept, kept, [])
+    assert faster.counts["decided"] == kept
+    assert recorded(world) == 20
+    assert slower.begin() == "1"
+    assert recorded(world) == 20
+
+
+def test_an_id_that_another_process_gives_away_at_once(
+    fresh: Callable[[], World], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another payment's decision is no answer, and the one without a decision counts nowhere."""
+    world = fresh()
+    (place, fields), other = world.records(2)
+    faster, slower = line_of(world, ledger), line_of(world, ledger)
+    decide = slower._decide
+
+    def overtaken(decider: Decider, payments: Any) -> Any:
+        faster.process([("x", {**fields, "amount": fields["amount"] + 1})])
+        return decide(decider, payments)
+
+    monkeypatch.setattr(slower, "_decide", overtaken)
+    found = slower.process([(place, fields), other], "1")
+    assert [(one.place, "of another payment" in one.reason) for one in found.dead] == [
+        (place, True)
+    ]
+    assert [one["place"] for one in ledger.dead_letters()] == [place]
+    assert list(found.payments.places) == [other[0]]
+    assert (slower.counts["decided"], found.repeated) == (1, 0)
+    assert recorded(world) == 2
+
+
 def test_payments_that_count_in_no_window_are_said(
     fresh: Callable[[], World], ledger: Ledger
 ) -> None:
