@@ -137,7 +137,7 @@ class Engine:
         return [view for view, counters in held if counters.name == group]
 
     def _count_added(self, token: int, entries: int, size: int) -> None:
-        counters = self._counters_by_token(token)
+        counters = self._counters_of_token.get(token) or self._counters_by_token(token)
         if counters is not None:
             counters.bytes += size
             counters.entries += entries

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from hotplate.clock import Clock
-from hotplate.codec import stamp_of
+from hotplate.codec import ABSENT_ROW, FLAGS_AT, stamp_of
 from hotplate.contracts import Found, SharedRows, Tier
 from hotplate.core.request import Reading, Want
 from hotplate.core.steps import CallStep, LoadStep, PauseStep, Steps
@@ -53,14 +53,18 @@ class Sharing:
             Whether that was all, and nothing in the answer has been judged before now.
         """
         wanted = missing = reading.missing
-        if not all(_is_shareable(want, reading) for want in reading.wants):
-            wanted = {key: want for key, want in missing.items() if _is_shareable(want, reading)}
-            if not wanted:
-                return False
+        for want in reading.wants:
+            if not _is_shareable(want, reading):
+                wanted = {key: one for key, one in missing.items() if _is_shareable(one, reading)}
+                if not wanted:
+                    return False
+                break
         versions = self._memory.versions(wanted)
-        found = yield CallStep(
-            partial(shared.look, [(want.view, key) for key, want in wanted.items()])
-        )
+        asked = [(want.view, key) for key, want in wanted.items()]
+        if reading.is_async:
+            found = yield CallStep(partial(shared.look, asked))
+        else:  # a step out of here and back costs more than some of what is done here
+            found = shared.look(asked)
         taken, _, _ = self._judge(reading, wanted, found, versions)
         was_new = not reading.answer_of
         reading.answer_of.update(taken)
@@ -169,9 +173,10 @@ class Sharing:
             if row is not None:
                 bound = want.bound
                 age_ns = now_ns - int.from_bytes(row[:8], "big")  # `stamp_of`
-                if age_ns > bound.expiry_ns(row):
+                is_good = age_ns <= bound.surely_fresh_ns and not row[FLAGS_AT] & ABSENT_ROW
+                if not is_good and age_ns > bound.expiry_ns(row):
                     row = None
-                elif not (reading.is_refresh and bound.is_refresh_due(row, age_ns)):
+                elif is_good or not (reading.is_refresh and bound.is_refresh_due(row, age_ns)):
                     taken[key] = row
                     want.counters.hits_shared += 1
                     items.append((key, row, version))

@@ -159,6 +159,7 @@ class MemoryTier:
         refused = 0
         versions, rows, absent = self._versions, self._rows, self._absent
         most_entries, most_bytes = self.bounds.max_entries, self.bounds.max_bytes
+        getsizeof = sys.getsizeof
         added: dict[int, list[int]] = {}  # token -> entries, bytes; none for a retired token
         with self._lock:
             room = most_entries - len(self)
@@ -172,7 +173,9 @@ class MemoryTier:
                     continue
                 is_none = is_absent(row)
                 into, other = (absent, rows) if is_none else (rows, absent)
-                size = cost_of(key, row)
+                size = getsizeof(key) + getsizeof(row) + _SLOT_BYTES  # `cost_of`
+                if not isinstance(key, int):
+                    size = cost_of(key, row)
                 counts[0] += 1
                 counts[1] += size
                 into.size += size

@@ -231,11 +231,12 @@ class SharedTier:
             for (view, place), generation in zip(places.items(), generations, strict=True)
         }
         found: list[Found] = []
+        add, head_bytes, is_whole = found.append, HEAD.size, _is_whole
         for (view, _), at, entry in zip(asked, keys, entries, strict=True):
             identity, origin = origins[view]
             row = None
             if entry is not None:
-                if entry.startswith(identity, HEAD.size) and _is_whole(at, entry):
+                if entry.startswith(identity, head_bytes) and is_whole(at, entry):
                     read_server_us, read_wall_us = unpack_clocks(entry, _CLOCKS_AT)
                     age_us = server_us - read_server_us
                     if age_us < 0:
@@ -244,11 +245,11 @@ class SharedTier:
                     if age_us >= 0 and stamp_ns > 0:  # with the stamp that it would have here
                         row = stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[BODY_AT:]
                 elif entry[:1] == LEASE:
-                    found.append(_BUSY)
+                    add(_BUSY)
                     continue
                 else:
                     self._reject(at, entry, origin)
-            found.append(_found((row, (at, entry, origin), False)))
+            add(_found((row, (at, entry, origin), False)))
         return found
 
     def read(
