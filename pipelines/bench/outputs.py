@@ -15,7 +15,8 @@ import numpy as np
 
 from hotplate.outputs import InputSchema, OutputCache, OutputPolicy
 from hotplate.outputs.batch import batch_of
-from hotplate.outputs.rules import Asked, RuleSet
+from hotplate.outputs.conditions import Asked
+from hotplate.outputs.rules import RuleSet
 from hotplate.tiers.outputs import OutputTier
 from pipelines.bench.line import Line
 from pipelines.bench.measure import Spread, compare

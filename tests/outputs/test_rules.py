@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from hotplate.outputs import OutputError, OutputPolicy, Rule
 from hotplate.outputs.batch import batch_of
-from hotplate.outputs.rules import Asked, RuleSet
+from hotplate.outputs.conditions import Asked
+from hotplate.outputs.rules import RuleSet
 
 NAMES = ("amount", "kind", "age")
 OPERATORS = {

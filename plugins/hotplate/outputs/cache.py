@@ -35,12 +35,14 @@ from hotplate.clock import Clock, SystemClock
 from hotplate.contracts import Lease
 from hotplate.forks import restart_in_children
 from hotplate.outputs.batch import Batch, batch_of
+from hotplate.outputs.comparable import plain_cell
+from hotplate.outputs.conditions import Asked
 from hotplate.outputs.errors import OutputError
 from hotplate.outputs.explained import OutputExplanation, explained
 from hotplate.outputs.families import Families, Family, FamilyStats
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
-from hotplate.outputs.rules import Asked, Verdict, plain_cell
+from hotplate.outputs.rules import Verdict
 from hotplate.outputs.run import Run
 from hotplate.outputs.scored import (
     CUT,
@@ -366,7 +368,10 @@ class OutputCache:
             values = np.ndarray((1, *shape), dtype, bytearray(value))  # the caller's own
             if self._rules.has_score:
                 is_plain = dtype.char in "dfe"  # the rest may not fit into a float
-                scores = (values.ravel() if is_plain else self._as_scores(values)[0]).tolist()
+                if is_plain and values.size == 1:
+                    scores = (values.item(),)
+                else:
+                    scores = (values.ravel() if is_plain else self._as_scores(values)[0]).tolist()
         if self._rules.rules and rules.forbid(cells, scores, self.clock.wall_ns()):
             return None
         self._counts.count_hit()

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from hotplate.outputs.batch import Batch
+from hotplate.outputs.conditions import Asked
 from hotplate.outputs.errors import OutputError
-from hotplate.outputs.rules import Asked, Verdict
+from hotplate.outputs.rules import Verdict
 
 if TYPE_CHECKING:
     from hotplate.outputs.cache import OutputCache

@@ -11,8 +11,8 @@ import numpy as np
 from hotplate.durations import NO_LIMIT_NS
 from hotplate.keys import Key
 from hotplate.outputs.batch import Batch
+from hotplate.outputs.conditions import Asked
 from hotplate.outputs.families import Members
-from hotplate.outputs.rules import Asked
 from hotplate.outputs.scored import (
     BYPASSED,
     COMPARED,

@@ -16,10 +16,11 @@ import numpy as np
 
 from hotplate.durations import NO_LIMIT_NS
 from hotplate.keys import Key
+from hotplate.outputs.conditions import Asked, Judge, Row
 from hotplate.outputs.families import Family
 from hotplate.outputs.inputs import InputSchema
 from hotplate.outputs.policy import OutputPolicy
-from hotplate.outputs.rules import Asked, Judge, Row, Rule
+from hotplate.outputs.rules import Rule
 from hotplate.outputs.scored import ONE_COMPUTED, RULE, WORDS, Inputs, Scored, Values, short_output
 
 if TYPE_CHECKING:
