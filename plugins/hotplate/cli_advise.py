@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hotplate.cli_repo import chdir_option, fail, named, open_store, told
+from hotplate.clock import SYSTEM_CLOCK
 from hotplate.durations import NO_LIMIT_NS, format_duration, parse_duration
 from hotplate.sizes import format_bytes, parse_bytes, parse_share
 
@@ -67,10 +68,20 @@ def _moment(context: click.Context, parameter: click.Parameter, value: str | Non
     try:
         found = datetime.fromisoformat(value)
     except ValueError:
-        hint = f"{value!r}: write 2026-01-31T12:00:00Z"
-        raise click.BadParameter(hint, context, parameter) from None
+        return _ago(context, parameter, value)
     found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
     return round(found.timestamp() * 1e6)
+
+
+def _ago(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    try:
+        ago_ns = parse_duration(value)
+    except ValueError:
+        ago_ns = NO_LIMIT_NS
+    if ago_ns >= NO_LIMIT_NS:
+        hint = f"{value!r}: write 2026-01-31T12:00:00Z, or 2h for two hours ago"
+        raise click.BadParameter(hint, context, parameter)
+    return (SYSTEM_CLOCK.wall_ns() - ago_ns) // 1_000
 
 
 def _row_bytes(
@@ -140,8 +151,12 @@ def _stoppable() -> Iterator[None]:
     metavar="TIME",
     help="No answer may be stale for longer.",
 )
-@click.option("--since", callback=_moment, metavar="TIME", help="Leave out what was read before.")
-@click.option("--until", callback=_moment, metavar="TIME", help="Leave out what was read later.")
+@click.option(
+    "--since", callback=_moment, metavar="TIME", help="Leave out what was read before; 2h: ago."
+)
+@click.option(
+    "--until", callback=_moment, metavar="TIME", help="Leave out what was read later; 2h: ago."
+)
 @click.option(
     "--skip",
     callback=_duration,

@@ -356,6 +356,19 @@ def _absolute(folder: str, example: str) -> str:
     return folder
 
 
+_PARTS: Final[dict[str, type[BaseModel]]] = {
+    "memory": MemoryConfig,
+    "shared": SharedConfig,
+    "blobs": BlobsConfig,
+    "shadow": ShadowConfig,
+    "traffic": TrafficConfig,
+    "metrics": MetricsConfig,
+    "preload": PreloadConfig,
+    "quality": QualityConfig,
+    "windows": WindowsConfig,
+}
+
+
 def _to_wait(value: object) -> int:
     parsed = value if type(value) is int else parse_duration(value)
     if not 0 < parsed < NO_LIMIT_NS:
@@ -411,7 +424,40 @@ def _tidied(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             "online_store.profile_variable: must be the name of an environment variable."
         )
+    for name, kind in _PARTS.items():
+        if isinstance(said.get(name), Mapping):
+            _check_part(f"online_store.{name}", kind, said[name], _EXAMPLES[name])
+    if "rewarm" in said:
+        try:
+            _read_rate(said["rewarm"])
+        except ValueError as error:
+            raise ConfigError(f"online_store.rewarm: {error}.") from None
     return said
+
+
+def _check_part(place: str, kind: type[BaseModel], value: Mapping[Any, Any], example: str) -> None:
+    """Refuse settings in words of ours, and without what was given: it may be a password."""
+    try:
+        kind.model_validate(dict(value))
+    except ValidationError as error:
+        faults = error.errors(include_input=False, include_context=False, include_url=False)
+        said = [_fault(place, kind, fault["loc"], fault["type"], fault["msg"]) for fault in faults]
+        raise ConfigError(f"{' '.join(said)} Write it as in {example}.") from None
+
+
+def _fault(
+    place: str, kind: type[BaseModel], at: tuple[int | str, ...], fault: str, message: str
+) -> str:
+    where = ".".join(map(str, (place, *at)))
+    if fault == "missing":
+        return f"{where}: is missing."
+    if fault != "extra_forbidden":
+        text = message.removeprefix("Value error, ")
+        return f"{where}: {text[:1].lower()}{text[1:]}."
+    known = list(kind.model_fields)
+    near = difflib.get_close_matches(str(at[-1]), known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+    return f"{where}: no such setting. {hint}"
 
 
 def _check_mapping(place: str, value: object, example: str) -> None:

@@ -232,7 +232,9 @@ def test_what_cannot_be_had_is_said_in_a_line(deployed: Deployed, tmp_path: Path
     assert whole.exit_code == 0
     assert "left out traffic-a-1-1.parquet" in whole.output
     assert "left out traffic-a-1-2.parquet: has no column 'at'" in whole.output
-    assert "nothing was read in that time" in refused("--since", "2027-01-01")
+    for moment in ("2027-01-01", "1s"):  # the latter ago
+        assert "nothing was read in that time" in refused("--since", moment)
+    assert advise(repo, "--until", "1s").exit_code == 0
     assert "no group and no feature view 'nix'" in refused("nix")
     assert "nothing to try" in refused("shops")
     assert "no such file" in refused("--changes", "nix.csv")

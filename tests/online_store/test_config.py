@@ -393,7 +393,20 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["HOTPLATE_PROFILE='cj' names no profile", "known: ci", "Correct the variable"],
     ),
     "unknown_key": ({"tll_map": {}}, ["tll_map"]),
-    "unknown_key_under_memory": ({"memory": {"max_byte": 5}}, ["memory.max_byte", "not permitted"]),
+    "unknown_key_under_memory": (
+        {"memory": {"max_byte": 5}},
+        ["online_store.memory.max_byte: no such setting", "Did you mean 'max_bytes'?"],
+    ),
+    "several_under_traffic": (
+        {"traffic": {"foldr": "x", "sample": "often"}},
+        [
+            "traffic.folder: is missing",
+            "traffic.foldr: no such setting",
+            "traffic.sample",
+            "folder: /",
+        ],
+    ),
+    "no_rate": ({"rewarm": "fast"}, ["online_store.rewarm: 'fast' is no rate: write '500/s'"]),
     "unknown_key_of_the_store": (
         {"store": {**SQLITE, "pth": "x"}},
         ["store.pth", "not permitted"],
@@ -656,6 +669,16 @@ LEAKY: dict[str, dict[str, Any]] = {
     "missing_setting": {
         "type": CACHED,
         "store": {key: value for key, value in POSTGRES.items() if key != "database"},
+    },
+    "under_shared": {
+        "type": CACHED,
+        "store": {"type": "sqlite"},
+        "shared": {"connection_string": "127.0.0.1:1", "password": SECRET, "timeout": "soon"},
+    },
+    "kind_of_shared": {
+        "type": CACHED,
+        "store": {"type": "sqlite"},
+        "shared": {"connection_string": [f"127.0.0.1:1,password={SECRET}"]},
     },
     "wrapping_itself": {"type": CACHED, "store": {"type": CACHED, "store": REDIS}},
 }
