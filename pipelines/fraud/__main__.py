@@ -665,7 +665,7 @@ def run(context: click.Context, data: Path | None, requests: int, payments: int)
     """
 
     def step(number: int, what: str) -> None:
-        click.secho(f"\n{number} of 6  {what}", bold=True)
+        click.secho(f"\n{number} of 7  {what}", bold=True)
 
     with _told():
         import shutil
@@ -700,20 +700,25 @@ def run(context: click.Context, data: Path | None, requests: int, payments: int)
             )
             step(6, f"{requests:,} requests, with one cache after the other")
             context.invoke(report, requests=requests, payments=payments)
-            _counted(folder)
+            step(7, "all parts of a deployment at once: what production shows")
+            _everything()
             logging.getLogger("hotplate").setLevel(logging.ERROR)  # the server's end is no news
 
 
-def _counted(folder: Path) -> None:
+def _everything() -> None:
     """What all processes of the run counted, as `hotplate report` shows it for any deployment."""
-    from hotplate.telemetry import read_folder
-    from hotplate.telemetry.page import page
-    from hotplate.telemetry.summary import summarize
+    from pipelines.fraud.everything import look
 
-    found, path = read_folder(folder / "metrics"), folder / "counted.html"
-    path.write_text(page(summarize(found), found), "utf-8")
-    click.echo(f"Counted: {path.resolve().as_uri()}")
-    click.echo(f"      or hotplate stats --folder {folder / 'metrics'}")
+    work = _work()
+    with Console(stderr=True).status("deciding payments with every part on"):
+        seen = look(work)
+    absent = f"; not there: {', '.join(seen.absent)}" if seen.absent else ""
+    click.echo(
+        f"{seen.metrics} metrics, {seen.asked - len(seen.absent)} of the {seen.asked} that the "
+        f"dashboard and the alert rules ask for{absent}"
+    )
+    click.echo(f"Counted: {seen.html.resolve().as_uri()}")
+    click.echo(f"      or hotplate stats --folder {work.folder / 'metrics'}")
 
 
 @main.command()

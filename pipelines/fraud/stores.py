@@ -157,6 +157,11 @@ class FeatureRepo:
         return RedisOnlineStore()._get_client(RedisOnlineStoreConfig(**self._source))
 
     @property
+    def wrapped(self) -> Mapping[str, Any]:
+        """The settings of the wrapped store."""
+        return dict(self._source)
+
+    @property
     def shown_store(self) -> str:
         """The wrapped store, in words, without what is behind its address."""
         kind = self._source.get("type", "?")
