@@ -20,7 +20,7 @@ $(BIN)/python:
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
 	@echo "installing Hotplate and what the demo needs into $(VENV) (a minute or two the first time)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,quality]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
