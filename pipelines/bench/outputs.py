@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from hotplate.outputs import InputSchema, OutputCache, OutputPolicy
 from hotplate.outputs.batch import batch_of
 from hotplate.outputs.conditions import Asked
 from hotplate.outputs.rules import RuleSet
+from hotplate.tiers.blobs import BlobTier
 from hotplate.tiers.outputs import OutputTier
 from pipelines.bench.line import Line
 from pipelines.bench.measure import Spread, compare
@@ -26,6 +29,7 @@ __all__ = ["outputs"]
 _ROWS, _WIDTH = 10_000, 40
 _TREES, _DEPTH = 200, 6
 _ONE_ROW = 300
+_LARGE, _LARGE_READS = 14_000_000 // 4, 15
 _RULES = [
     {"name": "large", "when": {"field": "f0", "above": 2}},
     {
@@ -62,6 +66,8 @@ def outputs(rounds: int, *, is_short: bool = False) -> list[Line]:
         _line("five rules for them", judged, 1e3, "ms", 5),
         _line("a row that misses, in a batch, model apart", missed, 1e6 / _ROWS, "us", 2),
         _line("a row that hits, in a batch", found, 1e6 / _ROWS, "us", None),
+        _one_row_missed(rows, schema, rounds),
+        _large(rounds),
         *_against_xgboost(rows, schema, rounds),
         _invalidation(100_000 if is_short else 1_000_000, rounds),
     ]
@@ -90,6 +96,58 @@ def _best(work: Callable[[], Any], rounds: int, times: int) -> Spread:
             taken.append(time.perf_counter() - began)
         found.append(min(taken))
     return Spread.of(found)
+
+
+def _one_row_missed(rows: Any, schema: InputSchema, rounds: int) -> Line:
+    """Rows one by one, each for the first time, with a model that costs nothing."""
+    cache = OutputCache("bench", "1", schema, OutputPolicy(shadow="0%", rules=_RULES))
+    answer = np.zeros(1, np.float32)
+    ones = [rows[at : at + 1] for at in range(_ONE_ROW)]
+    cache.score(ones[0], lambda one: answer)
+
+    def miss() -> None:
+        cache.clear()
+        for one in ones:
+            cache.score(one, lambda one: answer)
+
+    taken = _best(miss, rounds, 3)
+    return _line("one row that misses, five rules, model apart", taken, 1e6 / _ONE_ROW, "us", None)
+
+
+def _large(rounds: int) -> Line:
+    """An output of 14 MB, read whole from the blob tier, against a map that is open already."""
+    with TemporaryDirectory(prefix="hotplate-outputs-") as folder:
+        plain = Path(folder, "plain")
+        array = np.random.default_rng(0).random(_LARGE, dtype=np.float32)
+        array.tofile(plain)
+        mapped = np.memmap(plain, np.float32, "r")
+        blobs = BlobTier(Path(folder, "blobs"))
+        cache = OutputCache(
+            "bench", "1", InputSchema.of("x"), OutputPolicy(shadow="0%"), blobs=blobs
+        )
+        one = np.ones((1, 1))
+        for _ in range(2):
+            scored = cache.score(one, lambda _: array[None])
+        assert scored.from_cache.all(), blobs.stats()
+
+        def fails(_: Any) -> Any:
+            raise RuntimeError("it was kept, and is not there")
+
+        pair = compare(
+            lambda: cache.score(one, fails).values.sum(),
+            lambda: mapped.sum(),
+            (_LARGE_READS, _LARGE_READS),
+            rounds,
+        )
+        blobs.close()
+    return Line(
+        "outputs: one of 14 MB from the blob tier, and sum, p50",
+        f"{pair.p50.median:.2f} of a bare memory map",
+        f"{pair.p50.low:.2f} to {pair.p50.high:.2f}",
+        "<= 1.2",
+        pair.p50.median <= 1.2,
+        f"{pair.first_us / 1e3:,.2f} ms against {pair.second_us / 1e3:,.2f} ms",
+    )
 
 
 def _against_xgboost(rows: Any, schema: InputSchema, rounds: int) -> list[Line]:

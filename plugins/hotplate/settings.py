@@ -452,8 +452,8 @@ def _fault(
     if fault == "missing":
         return f"{where}: is missing."
     if fault != "extra_forbidden":
-        text = message.removeprefix("Value error, ")
-        return f"{where}: {text[:1].lower()}{text[1:]}."
+        text = message.removeprefix("Value error, ").rstrip(".")
+        return f"{where}: {'i' + text[1:] if text.startswith('Input') else text}."
     known = list(kind.model_fields)
     near = difflib.get_close_matches(str(at[-1]), known, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."

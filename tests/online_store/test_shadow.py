@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import hotplate
 from hotplate.codec import PREFIX_BYTES
+from hotplate.errors import ConfigError
 from hotplate.intervals import wilson_interval
 from hotplate.online_store import CachedOnlineStoreConfig
 from hotplate.serving.shadow import Shadow
@@ -365,5 +366,5 @@ def test_the_interval_of_the_literature() -> None:
 def test_settings_that_cannot_be() -> None:
     """Each names the setting."""
     for said in ({"share": 0}, {"share": "200%"}, {"rate": "fast"}, {"limit": 1}, {"least": 0}):
-        with pytest.raises(ValueError, match=f"shadow.{next(iter(said))}"):
+        with pytest.raises(ConfigError, match=f"shadow.{next(iter(said))}"):
             CachedOnlineStoreConfig(store={"type": "sqlite"}, shadow=said)

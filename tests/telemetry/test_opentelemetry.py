@@ -11,6 +11,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import hotplate
+from hotplate.errors import ConfigError
 from hotplate.online_store import CachedOnlineStoreConfig
 from hotplate.telemetry.catalogue import CATALOGUE
 from hotplate.telemetry.opentelemetry import instrument, name_of
@@ -86,7 +87,7 @@ def test_names_are_apart() -> None:
 def test_without_the_library_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings say what to install, before anything is served."""
     monkeypatch.setattr("hotplate.settings.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"feast-hotplate\[opentelemetry\]"):
+    with pytest.raises(ConfigError, match=r"feast-hotplate\[opentelemetry\]"):
         CachedOnlineStoreConfig(
             store={"type": "sqlite"}, metrics={"folder": "/tmp/m", "opentelemetry": True}
         )

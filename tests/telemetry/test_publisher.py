@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 import hotplate
+from hotplate.errors import ConfigError
 from hotplate.histogram import Histogram
 from hotplate.online_store import CachedOnlineStoreConfig
 from hotplate.telemetry import CATALOGUE, Sample, exposition, read_folder
@@ -227,7 +228,7 @@ def test_without_a_folder_this_process_alone(make_repo: Callable[..., Repo]) -> 
 
 def test_a_relative_folder_is_refused() -> None:
     """Processes that were started elsewhere would write elsewhere."""
-    with pytest.raises(ValueError, match="begins with no '/'"):
+    with pytest.raises(ConfigError, match="begins with no '/'"):
         CachedOnlineStoreConfig(store={"type": "sqlite"}, metrics={"folder": "metrics"})
 
 

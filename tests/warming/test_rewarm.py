@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hotplate
+from hotplate.errors import ConfigError
 from hotplate.online_store import CachedOnlineStoreConfig
 from hotplate.serving.rewarm import Rewarmer
 
@@ -231,5 +232,5 @@ def test_nothing_is_read_again_unless_that_is_asked_for(logged: Callable[..., Re
 
 @pytest.mark.parametrize("said", ["fast", 0, "0/s", 1.5, True])
 def test_a_rate_that_is_none_is_refused(said: Any) -> None:
-    with pytest.raises(ValueError, match="is no rate: write '500/s'"):
+    with pytest.raises(ConfigError, match="is no rate: write '500/s'"):
         CachedOnlineStoreConfig(store={"type": "sqlite"}, rewarm=said)
