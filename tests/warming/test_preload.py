@@ -48,6 +48,13 @@ def use(store: Any, users: range) -> None:
         store.get_online_features(FEATURES, {"user_id": [user], "merchant_id": ["m1"]}).to_dict()
 
 
+def rewarmed(store: Any) -> int:
+    """Rows that had to be forgotten and were read again."""
+    stats = hotplate.of(store).stats().rewarm
+    assert stats is not None
+    return stats.read
+
+
 def files(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "preload").rglob("hot-*.parquet"))
 
@@ -102,6 +109,27 @@ def test_the_most_recently_used_come_first_within_the_budget(
     assert loads(second)["profile"] == before["profile"]
     limited = repo.open_hot(preload={"folder": str(tmp_path / "preload"), "most": 7})
     assert hotplate.of(limited).preload().wanted == 7
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_what_was_preloaded_is_read_again_when_it_is_forgotten(
+    shop: Callable[..., Repo], tmp_path: Path, rows: bool
+) -> None:
+    """`rewarm` needs no request that loaded something before: a process that is warm makes none."""
+    repo = shop()
+    preload = {"folder": str(tmp_path / "preload"), "rows": rows}
+    first = repo.open_hot(preload=preload, ttl_map={"default": "1h"})
+    hotplate.of(first).preload()
+    use(first, range(30))
+    asyncio.run(first._get_provider().online_store.close())
+    second = repo.open_hot(preload=preload, ttl_map={"default": "1h"}, rewarm="1000/s")
+    hot = hotplate.of(second)
+    assert hot.preload().entities > 0
+    hot.invalidate("profile", {"user_id": [1, 2, 3]})
+    await_(lambda: rewarmed(second) == 3)
+    before = loads(second)["profile"]
+    use(second, range(30))
+    assert loads(second)["profile"] == before
 
 
 def test_a_source_that_hangs_is_left_behind_when_the_time_is_up(shop: Callable[..., Repo]) -> None:

@@ -103,6 +103,8 @@ class Rehearsal:
             if not is_wanted or not bound.is_cached or not table.features:
                 continue
             view, bound, _ = runtime.resolve(table)
+            if runtime.rewarmer is not None:
+                runtime.rewarmer.know(view, table)
             shape = declared_shape(table)
             found.setdefault(shape, []).append((table, bound, view.layout.fixed_end))
         unknown = sorted(set(groups) - names)

@@ -86,6 +86,11 @@ class Rewarmer:
 
     # -- told by the engine -----------------------------------------------------------------------
 
+    def know(self, view: View, table: Any) -> None:
+        """Rows of a view may come into memory without a request: by a preload or a warmer."""
+        with self._lock:
+            self._tables.setdefault(view, table)
+
     def note_loaded(self, wants: Mapping[Key, Want]) -> None:
         """A request loads rows: they are asked for, and have credit again."""
         with self._lock:
