@@ -62,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli_outputs": PURE | {"outputs", "cli_repo"},
     "cli_skew": PURE | {"skew", "sources", "cli_repo"},
     "cli_quality": PURE | {"quality", "cli_repo"},
-    "cli_warm": PURE | {"hotplate", "operations", "warming", "cli_repo", "imports"},
+    "cli_warm": PURE | {"hotplate", "operations", "warming", "cli_repo", "imports", "telemetry"},
     "cli_windows": PURE | {"hotplate", "operations", "training", "cli_repo"},
     "hotplate": PURE | {"serving", "online_store", "handle", "operations", "windowed", "windows"},
 }

@@ -25,6 +25,7 @@ from hotplate.cli_repo import (
     told,
 )
 from hotplate.durations import format_duration
+from hotplate.errors import ServerError
 from hotplate.imports import imported
 from hotplate.pace import giving_way
 from hotplate.sizes import format_bytes, parse_share
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from hotplate.warming.warmer import WarmingRate, WarmProgress
 
 __all__ = ["warm"]
+
+_REACH_S = 5.0
 
 
 def _share(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
@@ -162,8 +165,9 @@ def warm(
     """Read into the shared tier what a traffic log says will be asked for.
 
     The most valuable entities first, at a rate that the source does not notice: from 5% of --peak
-    up to --most, less when it slows down, with longer and longer pauses when it fails. Ctrl-C stops
-    it; --resume goes on. Without a shared tier a process can only warm itself: see `preload`.
+    up to --most, less when it or live traffic of this host (online_store.metrics) slows down, with
+    longer and longer pauses when it fails. Ctrl-C stops it; --resume goes on. Without a shared tier
+    a process can only warm itself: see `preload`.
     """
     from hotplate import of
     from hotplate.operations.cursors import state_folder
@@ -181,7 +185,6 @@ def warm(
             raise click.UsageError(str(error)) from None
         with named():
             rehearsal = hot.rehearsal(groups)
-        warming = Warming(rehearsal, rate, score=None if score is None else partial(score, store))
         if resume:
             plan = kept.load(rehearsal)
         else:
@@ -189,12 +192,13 @@ def warm(
             if plot is not None:
                 _draw(plan, plot)
         if not as_json:
-            _show(plan, rate)
+            _show(plan, rate, rehearsal.shortest_ttl_ns)
         if dry_run:
             if as_json:
                 click.echo(json.dumps(_said(plan, None)))
             return
-        if runtime.shared() is None:
+        shared = runtime.shared()
+        if shared is None:
             fail(
                 "nothing would keep what it reads: this deployment has no shared tier, and the "
                 "memory of this command ends with it. Name a server under online_store.shared "
@@ -203,14 +207,35 @@ def warm(
             )
         if not plan.reads:
             fail("nothing is to be read: no entity of the log is of a view that is cached")
+        try:
+            shared.reach(_REACH_S)
+        except ServerError as error:
+            fail(f"the shared tier cannot keep what would be read: {error}")
         if not resume:
             kept.keep(plan)
+        scored = None if score is None else partial(score, store)
+        warming = Warming(rehearsal, rate, _watched(runtime), score=scored, shared=shared)
         last = _run(warming, plan, kept)
+        too_large = shared.too_large
         runtime.close()
+    if too_large:
+        click.echo(f"{too_large:,} rows are too large for the shared tier", err=True)
     if as_json:
         click.echo(json.dumps(_said(plan, last)))
     elif last is not None:
         click.echo(f"read {last.entities:,} entities, {last.reads:,} rows at the most")
+
+
+def _watched(runtime: Any) -> Callable[[], bool]:
+    """What says whether live traffic suffers, where the deployment counts what it does."""
+    metrics = runtime.settings.metrics
+    if metrics is None:
+        return lambda: False
+    from hotplate.telemetry.live import LiveTraffic
+
+    return LiveTraffic(
+        Path(metrics.folder), runtime.project, runtime.engine.source_seconds.snapshot
+    ).suffers
 
 
 def _said(plan: WarmPlan, last: WarmProgress | None) -> dict[str, Any]:
@@ -269,7 +294,7 @@ def _planned(
     )
 
 
-def _show(plan: WarmPlan, rate: WarmingRate) -> None:
+def _show(plan: WarmPlan, rate: WarmingRate, shortest_ttl_ns: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     for entity, one in plan.coverage.items():
         views = ", ".join(one.kind.views)
@@ -294,13 +319,18 @@ def _show(plan: WarmPlan, rate: WarmingRate) -> None:
             chosen += f"; no count is too low by more than {one.uncounted:,.0f} reads"
         console.print(chosen, highlight=False, soft_wrap=True)
     if plan.reads:
-        seconds = plan.reads / rate.limit
-        console.print(
+        takes_ns = max(1, round(plan.reads / rate.limit)) * 10**9
+        said = (
             f"{plan.reads:,} rows to read, at {rate.at(0):,.0f} to {rate.limit:,.0f} a second: "
-            f"{format_duration(max(1, round(seconds)) * 10**9)} at the least",
-            highlight=False,
-            soft_wrap=True,
+            f"{format_duration(takes_ns)} at the least"
         )
+        if takes_ns > shortest_ttl_ns:
+            shortest = format_duration(shortest_ttl_ns)
+            said += (
+                f". Some live for {shortest} only: the first of them expire before the last are "
+                "read. Warm fewer (--top, --coverage, GROUP), or state the peak that the source bears"
+            )
+        console.print(said, highlight=False, soft_wrap=True)
 
 
 def _numbers(one: Coverage) -> dict[str, Any]:

@@ -17,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 from feast.value_type import ValueType
 
-from hotplate.errors import ConfigError
+from hotplate.errors import ConfigError, ServerError
 from hotplate.operations.entities import EntityReader
 from hotplate.pace import Pace
 from hotplate.serving.rehearsal import Rehearsal, Warmable
+from hotplate.tiers.shared import SharedTier
 from hotplate.warming.files import private
 from hotplate.warming.selection import Chosen
 from hotplate.warming.traffic import key_of
-from hotplate.warming.warmer import Batch, Warmer, WarmingError, WarmingRate, WarmProgress
+from hotplate.warming.warmer import Batch, NotKept, Warmer, WarmingError, WarmingRate, WarmProgress
 
 __all__ = ["Coverage", "WarmPlan", "WarmState", "Warming", "listed", "plan_of"]
 
@@ -34,6 +35,7 @@ Score = Callable[[dict[str, list[Any]]], object]
 _VERSION: Final = 2
 _PLAIN: Final = "["
 _BATCHES_A_SECOND: Final = 20
+_REACH_S: Final = 2.0
 _TYPES: Final = {
     "int64_val": ValueType.INT64,
     "int32_val": ValueType.INT32,
@@ -288,6 +290,8 @@ class Warming:
         pace: holds the rate.
         score: scores entities, join key -> values, through a cache of outputs; called for each
             batch once all features are there.
+        shared: what has to keep what is read: a batch that it did not keep is read again. None
+            where this process is to be warm.
     """
 
     def __init__(
@@ -297,11 +301,13 @@ class Warming:
         suffers: Callable[[], bool] = lambda: False,
         pace: Pace | None = None,
         score: Score | None = None,
+        shared: SharedTier | None = None,
         **clocks: Any,
     ) -> None:
         self._rehearsal, self._rate = rehearsal, rate
         pace = pace or Pace(1)
-        self._warmer = Warmer(rehearsal.read, rate, pace, suffers=suffers, **clocks)
+        read = rehearsal.read if shared is None else partial(_read_into, shared, rehearsal)
+        self._warmer = Warmer(read, rate, pace, suffers=suffers, **clocks)
         self._scorer: Warmer | None = None
         if score is not None:
             self._scorer = Warmer(partial(_score, score), rate, pace, suffers=suffers, **clocks)
@@ -318,7 +324,18 @@ class Warming:
         return min(self._rehearsal.most_at_once, in_steps, self._warmer.most_in_batch())
 
     def batches(self, plan: WarmPlan) -> list[Batch]:
-        """The batches of a plan: of every kind of entity the hottest first, in turns."""
+        """The batches of a plan: of every kind of entity the hottest first, in turns.
+
+        Raises:
+            WarmingError: one entity has more rows than a second may see.
+        """
+        for entity in plan.keys:
+            rows = len(self._rehearsal.kinds[entity].views)
+            if rows > self._rate.limit:
+                raise WarmingError(
+                    f"{self._rate.limit:g} rows a second are fewer than the {rows} of one "
+                    f"{entity}, which are read at once: state a higher peak, or name some groups"
+                )
         by_kind = [
             self._rehearsal.batches(entity, keys, self.step) for entity, keys in plan.keys.items()
         ]
@@ -335,7 +352,7 @@ class Warming:
             state: where it is kept how far it is.
 
         Raises:
-            WarmingError: the source, or the scoring, failed too often.
+            WarmingError: the source, or the scoring, failed too often; or the rate is too low.
         """
         batches = self.batches(plan)
         done = Counter(state.done() if state is not None else {})
@@ -355,6 +372,27 @@ class Warming:
         if self._scorer is not None:
             for progress in self._scorer.run(batches[:place]):
                 yield replace(progress, stage="outputs")
+
+
+def _read_into(shared: SharedTier, rehearsal: Rehearsal, batch: Batch) -> None:
+    """Read a batch so that the shared tier has it.
+
+    Raises:
+        NotKept: it has not, as it did not answer.
+        Exception: whatever the source raised.
+    """
+    try:
+        if not shared.is_usable:
+            shared.reach(_REACH_S)
+        before = shared.failures
+        rehearsal.read(batch)
+        if shared.failures == before and shared.is_usable:
+            return
+        rehearsal.drop(batch)  # or memory would answer the second time, and nothing be shared
+        problem = "it did not answer in time"
+    except ServerError as error:
+        problem = str(error)
+    raise NotKept(f"the shared tier did not keep what was read: {problem}")
 
 
 def _score(score: Score, batch: Batch) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hotplate.core.request import Bound, Want
+from hotplate.durations import NO_LIMIT_NS
 from hotplate.keys import EntityShape
 from hotplate.serving.entities import declared_shape
 from hotplate.serving.policies import feature_views_of
@@ -95,6 +96,8 @@ class Rehearsal:
         self._tables: dict[str, list[Any]] = {}
         self._kinds: dict[str, Warmable] = {}
         found: dict[EntityShape, list[tuple[Any, Bound, int]]] = {}
+        self.shortest_ttl_ns = NO_LIMIT_NS
+        """Of all that can be kept warm."""
         names: set[str] = set()
         for table in feature_views_of(store.registry, store.project):
             group, bound = runtime.policies.bound(table)
@@ -103,6 +106,7 @@ class Rehearsal:
             if not is_wanted or not bound.is_cached or not table.features:
                 continue
             view, bound, _ = runtime.resolve(table)
+            self.shortest_ttl_ns = min(self.shortest_ttl_ns, bound.policy.ttl_ns)
             if runtime.rewarmer is not None:
                 runtime.rewarmer.know(view, table)
             shape = declared_shape(table)
@@ -190,14 +194,22 @@ class Rehearsal:
             Exception: whatever the source raised.
         """
         runtime = self._runtime
+        runtime.engine.read(self._wants(batch), runtime.clock.now_ns(), is_rehearsed=True)
+
+    def drop(self, batch: Batch) -> None:
+        """Let a batch that was read go from memory."""
+        keys = [key for want in self._wants(batch) for key in want.keys]
+        self._runtime.engine.memory.forget(keys)
+
+    def _wants(self, batch: Batch) -> list[Want]:
         wants = []
         for table in self._tables[batch.entity]:
             if batch.views and table.name not in batch.views:
                 continue
-            view, bound, counters = runtime.resolve(table)
+            view, bound, counters = self._runtime.resolve(table)
             keys = [view.key(values) for values in batch.keys]
             wants.append(Want(view, table, bound, counters, keys))
-        runtime.engine.read(wants, runtime.clock.now_ns(), is_rehearsed=True)
+        return wants
 
     def touch(self, batches: Sequence[Batch]) -> None:
         """Mark what was read as used, the first batches last: they are the most valuable."""

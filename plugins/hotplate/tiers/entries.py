@@ -15,6 +15,7 @@ A value begins with a head, or is a lease (see `hotplate.tiers.shared`).
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable
 from functools import lru_cache
 from hashlib import blake2b
@@ -35,6 +36,7 @@ __all__ = [
     "entity_of",
     "fingerprint_of",
     "generations_of",
+    "is_whole",
     "prefix_of",
     "project_prefix",
     "read_name",
@@ -154,6 +156,15 @@ def fingerprint_of(identity: ViewIdentity) -> bytes:
     """Eight bytes that tell the schema, the version and the key types of a view from others."""
     text = repr((identity.view, identity.version, identity.columns, identity.shape))
     return blake2b(text.encode(), digest_size=8).digest()
+
+
+def is_whole(key: bytes, entry: bytes) -> bool:
+    """Whether an entry is one of this format, belongs under its key, and is as it was written."""
+    return (
+        len(entry) > BODY_AT
+        and entry[0] == VERSION
+        and zlib.crc32(entry[HEAD.size :], zlib.crc32(key)).to_bytes(4, "big") == entry[1:5]
+    )
 
 
 def _quoted(part: str) -> str:

@@ -46,11 +46,12 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from hotplate.clock import Clock
 from hotplate.codec import PREFIX_BYTES
@@ -75,11 +76,13 @@ from hotplate.tiers.entries import (
     entity_of,
     fingerprint_of,
     generations_of,
+    is_whole,
     prefix_of,
 )
 from hotplate.tiers.scripts import FILL, RELEASE, USED_IN_SCRIPTS, script, whole
+from hotplate.tiers.slots import Moment, Place, Slot
 
-__all__ = ["Moment", "SharedBounds", "SharedTier", "tie_of"]
+__all__ = ["SharedBounds", "SharedTier", "tie_of"]
 
 _CLOCKS: Final = struct.Struct(">QQ")
 _CLOCKS_AT: Final = BODY_AT - _CLOCKS.size
@@ -87,6 +90,8 @@ _IDENTITY_BYTES: Final = _CLOCKS_AT - HEAD.size
 _STAMP_BYTES: Final = 8
 _LONGEST_MS: Final = 24 * 3_600_000
 _BATCH: Final = 500
+_PATIENT_S: Final = 1.0
+_REACH_S: Final = 0.05
 _HEADS_MAX: Final = 1_024
 _ROW_PREFIX_LEN: Final = len(b"hotplate:row:")
 _VERSION_BYTE: Final = bytes([VERSION])
@@ -133,7 +138,7 @@ class SharedTier:
         self.has_ties = False
         """Whether model outputs hang on the rows: what forgets a row forgets its tie, too."""
         self._generations_at = generations_of(project)
-        self._places: dict[View, _Place] = {}
+        self._places: dict[View, Place] = {}
         self._heads: dict[tuple[bytes, ...], Packed] = {}
         self._debts = Debts(EVERY_VIEW)
         self.rejected = self.too_large = self.refused = self.errors = 0
@@ -158,13 +163,41 @@ class SharedTier:
         """Invalidations that could not be carried out yet."""
         return len(self._debts)
 
+    @property
+    def failures(self) -> int:
+        """How often something went wrong so far."""
+        return self.errors + self._breaker.opened
+
+    def reach(self, wait_s: float) -> None:
+        """Wait until it may be asked: for who has the time, and nothing to do without it.
+
+        From then on it may take a second to answer, or as long as its settings say, if longer.
+
+        Raises:
+            ServerError: it cannot be reached in that time.
+        """
+        self._pool.timeout_s = max(self._pool.timeout_s, _PATIENT_S)
+        until_s = time.monotonic() + wait_s
+        home = self._generations_at
+        while True:
+            try:
+                self._pool.must([(home, ("HMGET", home, EVERY_VIEW))], CONNECT_TIMEOUT_S)
+                problem: ServerError | None = None
+            except ServerError as error:
+                problem = error
+            if problem is None and self.is_usable:
+                return
+            if time.monotonic() > until_s:
+                raise problem or ServerError("the shared tier is left alone: invalidations wait")
+            time.sleep(_REACH_S)
+
     # -- keys -----------------------------------------------------------------------------------
 
-    def _place(self, view: View) -> _Place:
+    def _place(self, view: View) -> Place:
         place = self._places.get(view)
         if place is None:
             identity = view.identity
-            place = self._places[view] = _Place(
+            place = self._places[view] = Place(
                 prefix_of(self.project, identity.version, identity.shape),
                 identity.view.encode(),
                 fingerprint_of(identity),
@@ -211,7 +244,7 @@ class SharedTier:
     def _look(self, asked: Sequence[tuple[View, Key]]) -> list[Found]:
         # once for every key of every request that memory does not answer: hence the plain loops
         keys = []
-        places: dict[View, _Place] = {}
+        places: dict[View, Place] = {}
         entity, text = -1, b""  # groups of one request mostly have their entities in common
         for view, key in asked:
             place = places.get(view)
@@ -231,7 +264,7 @@ class SharedTier:
             for (view, place), generation in zip(places.items(), generations, strict=True)
         }
         found: list[Found] = []
-        add, head_bytes, is_whole = found.append, HEAD.size, _is_whole
+        add, head_bytes = found.append, HEAD.size
         for (view, _), at, entry in zip(asked, keys, entries, strict=True):
             identity, origin = origins[view]
             row = None
@@ -286,7 +319,7 @@ class SharedTier:
             One a slot: the slot to fill, word that another process loads it, or nothing.
         """
         token = LEASE + os.urandom(16)
-        places = [_Slot._make(slot) for slot in slots]
+        places = [Slot._make(slot) for slot in slots]
         try:
             replies = self.run(
                 [
@@ -304,17 +337,17 @@ class SharedTier:
             self.failed_to_write(error)
             return [Found()] * len(slots)
 
-    def _claimed(self, slot: _Slot, token: bytes, reply: Any) -> Found:
+    def _claimed(self, slot: Slot, token: bytes, reply: Any) -> Found:
         if isinstance(reply, CommandRefused):  # something that is no string lies there
             self.rejected += 1
             self._pool.must([(slot.key, ("UNLINK", slot.key))])
             return Found()
         is_ours = reply is None if slot.seen is None else reply == 1
-        return Found(None, _Slot(slot.key, token, slot.origin)) if is_ours else _BUSY
+        return Found(None, Slot(slot.key, token, slot.origin)) if is_ours else _BUSY
 
     def _reject(self, key: bytes, entry: bytes, origin: bytes) -> None:
         """Count an entry that does not verify; one of another generation is no fault of it."""
-        if not (_is_whole(key, entry) and entry.startswith(origin[:8], HEAD.size)):
+        if not (is_whole(key, entry) and entry.startswith(origin[:8], HEAD.size)):
             self.rejected += 1
 
     def _admit(self, met: Primaries) -> None:
@@ -350,7 +383,7 @@ class SharedTier:
         """
         commands: list[Command] = []
         for place, row, life_ns in items:
-            slot = _Slot._make(place)
+            slot = Slot._make(place)
             body = row[_STAMP_BYTES:]
             if len(body) > self.bounds.max_bytes:
                 self.too_large += 1
@@ -365,7 +398,7 @@ class SharedTier:
 
     def release(self, slots: Iterable[Any]) -> None:
         """Give leases back: the load failed, let another process try."""
-        self.send([script(RELEASE, slot.key, slot.seen) for slot in map(_Slot._make, slots)])
+        self.send([script(RELEASE, slot.key, slot.seen) for slot in map(Slot._make, slots)])
 
     def send(self, commands: Sequence[Command]) -> None:
         """Run commands whose failure is no more than a miss later."""
@@ -525,40 +558,6 @@ class SharedTier:
         self._pool.drop()
 
 
-class Moment(NamedTuple):
-    """When the server was read.
-
-    Attributes:
-        server_us: by its clock.
-        wall_us, now_ns: by this process's wall clock, and on the cache's clock.
-        generations: of each field that was asked for, with that of the project.
-    """
-
-    server_us: int
-    wall_us: int
-    now_ns: int
-    generations: list[bytes]
-
-
-class _Place(NamedTuple):
-    """What the keys of a view begin with, its field among the generations, its fingerprint."""
-
-    prefix: bytes
-    field: bytes
-    fingerprint: bytes
-
-
-class _Slot(NamedTuple):
-    """Where a loaded row may be put: in place of exactly what was seen; None was nothing.
-
-    What is found has its fields as a plain tuple: a request makes one for each of its keys.
-    """
-
-    key: bytes
-    seen: bytes | None
-    origin: bytes
-
-
 def tie_of(row: bytes) -> bytes:
     """The key that outputs hang on which a row goes into, by the key of the row."""
     return b"hotplate:tie:" + row[_ROW_PREFIX_LEN:]
@@ -566,15 +565,6 @@ def tie_of(row: bytes) -> bytes:
 
 def _entity(key: Key) -> bytes:
     return b"%d" % integer_of(key) if isinstance(key, int) else entity_of(key[1:])
-
-
-def _is_whole(key: bytes, entry: bytes) -> bool:
-    """Whether an entry is one of this format, belongs under its key, and is as it was written."""
-    return (
-        len(entry) > BODY_AT
-        and entry[0] == VERSION
-        and zlib.crc32(entry[HEAD.size :], zlib.crc32(key)).to_bytes(4, "big") == entry[1:5]
-    )
 
 
 # without the arguments' names: a request makes one for each of its keys

@@ -38,7 +38,8 @@ from hotplate.contracts import View
 from hotplate.errors import CommandRefused, ServerError
 from hotplate.keys import Key
 from hotplate.servers.pool import Command
-from hotplate.tiers.shared import Moment, SharedTier, tie_of
+from hotplate.tiers.shared import SharedTier, tie_of
+from hotplate.tiers.slots import Moment
 
 __all__ = ["FoundOutput", "OutputSlot", "SharedOutputs"]
 

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from hotplate.errors import HotplateError
 
-__all__ = ["Batch", "Pacer", "WarmProgress", "Warmer", "WarmingError", "WarmingRate"]
+__all__ = ["Batch", "NotKept", "Pacer", "WarmProgress", "Warmer", "WarmingError", "WarmingRate"]
 
 _BASELINE: Final = 5  # batches that say how long an answer takes
 _RECENT: Final = 5
@@ -33,6 +33,10 @@ _LONGEST_PAUSE_S: Final = 60.0
 
 class WarmingError(HotplateError):
     """Warming cannot go on; the message says why, and what to do."""
+
+
+class NotKept(HotplateError):
+    """A batch was read, and what was to keep it did not."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ class Warmer:
                     tries += 1
                     if tries >= self._rate.tries:
                         raise WarmingError(
-                            f"the source failed {tries} times in a row: {type(error).__name__}. "
+                            f"{_shown(error, tries)}. "
                             f"{place:,} of {len(batches):,} batches are done; --resume goes on "
                             "from there once it answers"
                         ) from error
@@ -234,3 +238,10 @@ class Warmer:
 
     def _why(self) -> str:
         return "" if self._factor > 0.99 else "the source or live traffic is slower than it was"
+
+
+def _shown(error: Exception, tries: int) -> str:
+    if isinstance(error, NotKept):
+        return f"{error}, {tries} times in a row"
+    # what a source says may name whom it was asked for
+    return f"the source failed {tries} times in a row: {type(error).__name__}"
