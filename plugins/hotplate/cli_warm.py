@@ -328,7 +328,7 @@ def _show(plan: WarmPlan, rate: WarmingRate, shortest_ttl_ns: int) -> None:
             shortest = format_duration(shortest_ttl_ns)
             said += (
                 f". Some live for {shortest} only: the first of them expire before the last are "
-                "read. Warm fewer (--top, --coverage, GROUP), or state the peak that the source bears"
+                "read. Warm fewer (--top, --coverage, GROUP), or state a higher peak"
             )
         console.print(said, highlight=False, soft_wrap=True)
 
