@@ -40,6 +40,7 @@ APPROVE, REVIEW, DECLINE = DECISIONS = ("approve", "review", "decline")
 MODEL: Final = "fraud"
 """What `online_store.outputs` calls it."""
 _AHEAD_AT_ONCE: Final = 500  # reads
+_AHEAD_S: Final = 10.0
 _ID_INPUTS: Final = {"customer_id": "customer_ids", "terminal_id": "terminal_ids"}
 
 
@@ -267,20 +268,41 @@ class Decider:
             # another threshold is another decision, but the same score: it is no part of the key
             self.outputs = self._hot.outputs(MODEL, f"{bundle.version}:{bundle.digest}", schema)
 
-    def read_ahead(self, customer_ids: Sequence[int], terminal_ids: Sequence[int]) -> None:
-        """Read the features of entities before they are asked for.
+    def warm_up(
+        self,
+        customer_ids: Sequence[int] = (),
+        terminal_ids: Sequence[int] = (),
+        budget_s: float = _AHEAD_S,
+    ) -> str:
+        """Read features before they are asked for: those that the process before this one held.
+
+        From then on this process writes down which it holds, for the one after it.
 
         Args:
-            customer_ids, terminal_ids: of each kind, each once.
+            customer_ids, terminal_ids: where there was no such process, the features of these are
+                read; of each kind each once, the most valuable first.
+            budget_s: how long it may take, s.
+
+        Returns:
+            What was read, in words.
 
         Raises:
             HotplateError: features cannot be read.
         """
+        found = self._hot.preload(budget_s)
+        if found.wanted:
+            return str(found)
+        rows, began_s = 0, time.monotonic()
         rehearsal = self._hot.rehearsal(self._views)
         for name, ids in (("customer_id", customer_ids), ("terminal_id", terminal_ids)):
-            if name in rehearsal.kinds:
-                for batch in rehearsal.batches(name, [(one,) for one in ids], _AHEAD_AT_ONCE):
-                    rehearsal.read(batch)
+            if name not in rehearsal.kinds:
+                continue
+            for batch in rehearsal.batches(name, [(one,) for one in ids], _AHEAD_AT_ONCE):
+                if time.monotonic() - began_s > budget_s:
+                    return f"read {rows:,} rows ahead, and no more in {budget_s:g} s"
+                rehearsal.read(batch)
+                rows += batch.reads
+        return f"read {rows:,} rows ahead"
 
     def decide(self, payments: Payments) -> Decided:
         """Decide payments, in one read of features and at most one call of the model.

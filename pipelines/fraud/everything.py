@@ -78,7 +78,7 @@ def look(work: Work, requests: int = 200) -> Seen:
         _use(work, store, requests)
         found = _counted(work.folder / "metrics")
     finally:
-        hotplate.of(store).runtime.close()
+        hotplate.of(store).close()
     html = work.folder / "counted.html"
     html.write_text(page(summarize(found), found), "utf-8")
     there, asked = _names(found), _asked()

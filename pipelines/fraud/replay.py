@@ -267,12 +267,14 @@ def _answer(pipe: Any, given: tuple[Any, ...], device: str, stage: Stage) -> Non
     logging.disable(logging.WARNING)
     try:
         work = Work(*given)
+        if stage.layers.warming:
+            _begin_before(work, stage, device)
         store = work.open(stage.layers)
         bundle = work.model(store)
         scorer = scorer_of(bundle, device, is_fast=stage.layers.scorer)
         decider = Decider(store, bundle, scorer, stage.layers)
         if stage.layers.warming:
-            decider.read_ahead(*work.recent())
+            decider.warm_up()
         while True:
             asked = pipe.recv()
             if asked == "ready":
@@ -285,6 +287,14 @@ def _answer(pipe: Any, given: tuple[Any, ...], device: str, stage: Stage) -> Non
         return
     except Exception as error:  # noqa: BLE001 - for whoever asked
         pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _begin_before(work: Work, stage: Stage, device: str) -> None:
+    """Be the process before this one, which wrote down what it held when it ended."""
+    store = work.open(stage.layers)
+    bundle = work.model(store)
+    Decider(store, bundle, scorer_of(bundle, device), stage.layers).warm_up(*work.recent())
+    hotplate.of(store).close()
 
 
 def _ask(decider: Decider, singles: Sequence[Payments]) -> Block:

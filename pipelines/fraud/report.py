@@ -186,9 +186,9 @@ def _ahead(numbers: Mapping[str, Mapping[str, Any]]) -> str:
     if not last["read_ahead"]:
         return ""
     return escape(
-        f"Before its first request the stage {name!r} had read {count(last['read_ahead'])} rows, "
-        "those of the cards and terminals of the latest payments, in batches: as a process does "
-        "when it begins."
+        f"Before its first request the stage {name!r} had read {count(last['read_ahead'])} rows: "
+        "those that the process before it held when it ended, of the cards and terminals of the "
+        "latest payments."
     )
 
 
@@ -282,10 +282,10 @@ def _plots(report: Report, numbers: Mapping[str, Mapping[str, Any]]) -> str:
             plot(
                 "start",
                 _start(report),
-                "After a start",
+                "A restart, with and without preloading",
                 "The share of requests that had to read the online store, of the latest 100, from "
-                "the first request of a process on: with all caches empty, and with what was read "
-                "before it. Payments go on changing windows, so some always do.",
+                "the first request of a process on: with all caches empty, and with what was "
+                "preloaded before it. Payments go on changing windows, so some always do.",
             ),
             plot(
                 "work",

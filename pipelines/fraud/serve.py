@@ -155,7 +155,7 @@ def served(
         say(f"model {live.version}; {live().way}")
         if how.layers.warming:
             try:
-                live().read_ahead(*work.recent())
+                say(live().warm_up(*work.recent()))
             except (*PASSING, HotplateError) as error:  # /readyz says whether it is there
                 say(f"nothing was read ahead: {type(error).__name__}")
         telemetry = Telemetry(
@@ -177,6 +177,7 @@ def served(
         finally:
             if not batches.close(_ENDED_WITHIN_S):
                 say("ended while payments wait for a server that is down; nobody has their answer")
+            hotplate.of(store).close()
 
 
 def _store_check(work: Work) -> Callable[[], object]:

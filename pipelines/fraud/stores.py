@@ -120,9 +120,11 @@ class FeatureRepo:
         self.root = (root or folder).resolve()
         self._raw = _settings_of(self.folder / "feature_store.yaml")
         self._raw["registry"] = {**_registry_of(self._raw), "path": str(work / "registry.db")}
-        # what processes count, for `hotplate stats --folder`, unless the repo names another place
+        # unless the repo names other places: what processes count, for `hotplate stats --folder`,
+        # and which rows they hold, for those after them
         self._raw["online_store"] = {
             "metrics": {"folder": str((work / "metrics").resolve())},
+            "preload": {"folder": str((work / "preload").resolve())},
             **self._raw["online_store"],
         }
         self._source = self._raw["online_store"]["store"] if source is None else source.settings

@@ -349,6 +349,14 @@ class Hotplate:
         """
         return self._online.preload(self._store.config, self._store, budget_s)
 
+    def close(self) -> None:
+        """Write down what this process logged, counted and holds, and end its threads.
+
+        Python does it by itself at its end, but not for a process that a signal ends: call it from
+        what handles SIGTERM. Whoever reads once more goes on, with threads begun anew.
+        """
+        self._online.finish()
+
     def rehearsal(self, groups: Sequence[str] = ()) -> Rehearsal:
         """What reads entities through this process's cache without anybody having asked.
 

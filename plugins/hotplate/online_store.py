@@ -576,11 +576,16 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
         if config.online_store.preload is not None:
             await asyncio.to_thread(self.preload, config)
 
+    def finish(self) -> None:
+        """Write down what is hot, logged and counted, and stop working on the side."""
+        if self._runtime is not None:
+            self._preloading.close()
+            self._runtime.close()
+
     async def close(self) -> None:
         """The feature server stops: close the wrapped store; calling it again does nothing."""
         if self._runtime is not None:
-            await asyncio.to_thread(self._preloading.close)
-            await asyncio.to_thread(self._runtime.close)
+            await asyncio.to_thread(self.finish)
             await self._runtime.wrapped.close()
 
     # -- documents ------------------------------------------------------------------------------

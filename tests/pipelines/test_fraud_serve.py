@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from pipelines.fraud.line import Line, Processed
 from pipelines.fraud.live import decider_of
 from pipelines.fraud.payments import DeadLetter, read_records
 from pipelines.fraud.readiness import Readiness
-from pipelines.fraud.serve import ServeSettings, _store_check
+from pipelines.fraud.serve import ServeSettings, _store_check, served
 from pipelines.fraud.telemetry import Telemetry
 from pipelines.fraud.work import Work
 from pipelines.lab.proxy import Proxy
@@ -47,6 +48,7 @@ from .fraud_world import (
 
 pytest.importorskip("xgboost", reason="XGBoost is not installed")
 
+COLD = Layers.without(["warming"])
 ANSWER = {"transaction_id", "score", "decision", "reason", "model_version", "layer"}
 
 
@@ -71,6 +73,27 @@ def a_folder(world: World, folder: Path, redis: str = "") -> Work:
     made.models.save(a_model(made.open(), "one"))
     made.models.make_current("one")
     return made
+
+
+def test_a_restart_comes_up_with_what_was_hot(world: World, tmp_path: Path) -> None:
+    """Within its budget of time, before it is ready: what the process before it held."""
+    work = a_folder(world, tmp_path)
+    data = tmp_path / "data"
+    data.mkdir()
+    shutil.copy(world.folder / "data" / "payments.parquet", data)
+    said: list[str] = []
+    for turn in range(2):
+        database = f"sqlite:///{tmp_path / f'{turn}.db'}"
+        with served(work, database, say=said.append):
+            pass
+    told = len(said)
+    (first,) = [line for line in said if line.startswith("read ")]
+    (second,) = [line for line in said if line.startswith("preloaded ")]
+    rows = int(first.split()[1].replace(",", ""))
+    assert rows > 0
+    assert second.startswith(f"preloaded {rows:,} of {rows:,} rows")
+    with served(work, f"sqlite:///{tmp_path / '3.db'}", ServeSettings(layers=COLD), said.append):
+        assert len(said) == told + 1, "of the model"
 
 
 def dead_letters(database: str) -> list[Mapping[str, Any]]:
