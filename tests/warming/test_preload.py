@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import hotplate
+from hotplate.embedded import EmbeddedServer
 from hotplate.errors import ConfigError
 from hotplate.warming.hot_keys import HotKey, HotKeyFiles
 
@@ -53,6 +54,11 @@ def rewarmed(store: Any) -> int:
     stats = hotplate.of(store).stats().rewarm
     assert stats is not None
     return stats.read
+
+
+def is_whole(store: Any) -> bool:
+    channel = hotplate.of(store).stats().channel
+    return channel is not None and channel.is_whole
 
 
 def files(tmp_path: Path) -> list[Path]:
@@ -130,6 +136,32 @@ def test_what_was_preloaded_is_read_again_when_it_is_forgotten(
     before = loads(second)["profile"]
     use(second, range(30))
     assert loads(second)["profile"] == before
+
+
+def test_rows_of_event_groups_are_read_once_the_channel_is_whole(
+    shop: Callable[..., Repo], tmp_path: Path, redis: EmbeddedServer
+) -> None:
+    """What is read before that would be forgotten as soon as the process begins to listen."""
+    repo = shop()
+    event = {
+        "ttl_map": {"default": {"ttl": "1h", "coherence": "event"}},
+        "shared": {"connection_string": redis.connection_string, "tier": False},
+    }
+    first = repo.open_hot(**event)
+    hotplate.of(first).preload()
+    use(first, range(1))  # from now on it listens
+    await_(lambda: is_whole(first))
+    use(first, range(30))
+    hotplate.of(first).close()
+    second = repo.open_hot(**event)
+    hot = hotplate.of(second)
+    found = hot.preload()
+    assert found.entities == found.wanted > 60
+    await_(lambda: is_whole(second))
+    before = loads(second)
+    use(second, range(30))
+    assert loads(second) == before
+    hot.close()
 
 
 def test_a_source_that_hangs_is_left_behind_when_the_time_is_up(shop: Callable[..., Repo]) -> None:
