@@ -27,6 +27,8 @@ from hotplate.policy import PolicyLayers, TTLMap
 from hotplate.warming.row_log import LOST
 from hotplate.warming.traffic import SCHEMA, key_of
 
+from ..warming.logs import damaged, odd_tables
+
 BEGIN = datetime(2026, 11, 30, 9, tzinfo=UTC)
 BEGIN_US = round(BEGIN.timestamp() * 1e6)
 VIEWS = [
@@ -262,3 +264,50 @@ def test_what_fills_memory_first_does_not_count(tmp_path: Path) -> None:
     assert warm.groups["ga"].reads == pytest.approx(cold.groups["ga"].reads / 2, rel=0.05)
     assert every(warm)[name].hit_rate > every(cold)[name].hit_rate + 0.02
     assert warm.seconds == pytest.approx(1_800, rel=0.01)
+
+
+def test_an_odd_file_is_left_out_and_counts_nothing(tmp_path: Path) -> None:
+    """The right columns, with other types in them and values that are missing, in a file that is
+    older than all others: what is foretold is what the good file alone foretells."""
+    rows = [row(n * 1_000_000, n, "user_id", n % 3, "a,b", plain=True) for n in range(600)]
+    write(tmp_path / "traffic-h-1-0.parquet", rows)
+    room = [Room(1 << 40, 1 << 40)]
+    alone = foretold(tmp_path, room)
+    odd = tmp_path / "traffic-h-2-0.parquet"
+    older = [(at - 9_000_000_000, *rest) for at, *rest in rows]
+    write(odd, older)  # type: ignore[arg-type]
+    good = pq.read_table(odd)
+    strange = good.set_column(3, "key", pa.array(["nonsense"] * len(good)))
+    no_number = good.set_column(1, "request", pa.nulls(len(good), pa.uint64()))
+    for table, said in (
+        *odd_tables(good),
+        (strange, "a key is neither a JSON list nor a hash of one"),
+        (no_number, "column 'request' lacks"),
+    ):
+        pq.write_table(table, odd)
+        found = foretold(tmp_path, room)
+        assert every(found) == every(alone), said
+        assert (found.seconds, found.processes) == (alone.seconds, 1), said
+        (line,) = found.survey.left_out
+        assert line.startswith(f"{odd.name}: ")
+        assert said in line
+    (tmp_path / "traffic-h-1-0.parquet").unlink()
+    with pytest.raises(AdviceError, match="none of its 1 files can be read as a traffic log"):
+        foretold(tmp_path, room)
+
+
+def test_a_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    """Of a file whose second row group is damaged the first one counts, and it is said."""
+    rows = [row(n * 1_000_000, n, "user_id", n % 3, "a,b", plain=True) for n in range(600)]
+    path, whole = tmp_path / "log" / "traffic-h-1-0.parquet", tmp_path / "whole"
+    write(whole / path.name, rows[:200])
+    write(path, rows, 200)
+    damaged(path, 1)
+    room = [Room(1 << 40, 1 << 40)]
+    found = foretold(path.parent, room)
+    assert every(found) == every(foretold(whole, room))
+    (line,) = found.survey.left_out
+    assert line.startswith(f"{path.name}, 400 rows of it: ")
+    files = TrafficFiles(path.parent, "p")
+    with pytest.raises(AdviceError, match="cannot be read any more"):
+        list(files.in_order(None))

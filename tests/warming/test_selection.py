@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hotplate.warming.selection import SelectionSpec, TrafficError, select
 
-from .logs import Row, write_log
+from .logs import Row, damaged, odd_tables, table_of, write_log
 
 NOW = datetime(2026, 11, 30, 9, 0, tzinfo=UTC)
 
@@ -154,3 +154,49 @@ def test_what_is_no_log_is_left_out_with_a_line(
         select(tmp_path / "empty", SelectionSpec(NOW))
     with pytest.raises(ValueError, match="time zone"):
         SelectionSpec(datetime(2026, 1, 1))
+
+
+def test_an_odd_file_is_left_out_and_counts_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The right columns, with other types in them, values that are missing, weights that are none:
+    a line each, and the file beside it counts as if it lay there alone."""
+    rows: list[Row] = [(NOW - timedelta(hours=1), "user_id", f"[{n}]", "p,q", 3) for n in range(4)]
+    write_log(tmp_path / "traffic-1.parquet", rows)
+    alone = select(tmp_path, SelectionSpec(NOW))["user_id"]
+    odd = tmp_path / "traffic-2.parquet"
+    for table, said in odd_tables(table_of(rows)):
+        pq.write_table(table, odd)
+        caplog.clear()
+        found = select(tmp_path, SelectionSpec(NOW))
+        assert list(found) == ["user_id"], said
+        assert found["user_id"].views == alone.views == {"p": 12, "q": 12}, said
+        assert (found["user_id"].total, found["user_id"].keys) == (12, alone.keys), said
+        (line,) = caplog.messages
+        assert line.startswith(f"{odd} is left out: ")
+        assert said in line
+    large = table_of(rows)
+    large = large.set_column(3, "key", large["key"].cast(pa.large_string()))
+    pq.write_table(large, odd)  # how a text is kept makes no difference
+    assert select(tmp_path, SelectionSpec(NOW))["user_id"].total == 24
+
+
+def test_a_file_is_read_as_far_as_it_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A row group that is damaged, and one that lacks values: from there on it is left out."""
+    rows: list[Row] = [(NOW - timedelta(hours=1), "user_id", f"[{n}]", "p", 1) for n in range(300)]
+    path = tmp_path / "traffic-1.parquet"
+    lacking = table_of(rows)
+    keys = [None if place == 250 else key for place, (_, _, key, *_) in enumerate(rows)]
+    lacking = lacking.set_column(3, "key", pa.array(keys))
+    pq.write_table(lacking, path, row_group_size=100)
+    found = select(tmp_path, SelectionSpec(NOW))["user_id"]
+    assert (found.total, found.views, len(found.keys)) == (200, {"p": 200}, 200)
+    said = f"{path} is left out from row 201 of 300 on: column 'key' lacks 1 of its 100 values"
+    assert caplog.messages == [said]
+    caplog.clear()
+    pq.write_table(table_of(rows), path, row_group_size=100)
+    damaged(path, 1)
+    found = select(tmp_path, SelectionSpec(NOW))["user_id"]
+    assert (found.total, found.views, len(found.keys)) == (100, {"p": 100}, 100)
+    (line,) = caplog.messages
+    assert line.startswith(f"{path} is left out from row 101 of 300 on: ")

@@ -156,9 +156,7 @@ def replay(
     Raises:
         AdviceError: the log cannot be replayed.
     """
-    sieve = Sieve(spec.entities)
-    count_from = files.begin + spec.skip_us
-    survey = files.survey(sieve, count_from, progress)
+    sieve, survey, count_from = _surveyed(files, spec, progress)
     wanted = [view for view in spec.views if survey.reads.get(view.name)]
     if not any(view.group in spec.groups for view in wanted):
         _refuse(survey, spec)
@@ -187,6 +185,18 @@ def replay(
         seconds,
         sum(tally.reads for tally in runs.tallies.values()),
     )
+
+
+def _surveyed(
+    files: TrafficFiles, spec: ReplaySpec, progress: Callable[[int], None]
+) -> tuple[Sieve, Survey, int]:
+    """Which entities there are, what is read, and from which moment reads count."""
+    while True:
+        sieve = Sieve(spec.entities)
+        count_from = files.begin + spec.skip_us
+        survey = files.survey(sieve, count_from, progress)
+        if files.begin + spec.skip_us == count_from:  # else what came first cannot be read
+            return sieve, survey, count_from
 
 
 def _refuse(survey: Survey, spec: ReplaySpec) -> None:

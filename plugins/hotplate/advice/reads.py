@@ -1,13 +1,14 @@
 """A traffic log as numbers: read in parts, by process, in the order of time.
 
 A part is one row group of one file, so memory does not grow with the log. Files that cannot be read
-as a traffic log (another schema, cut short) are left out, and named.
+as a traffic log (another schema, cut short) are left out, and named; one that fails midway is left
+out from there on.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +17,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from hotplate.advice.entities import Entities, Ints, Sieve, Slots, numbers_of
 from hotplate.advice.errors import AdviceError
-from hotplate.warming.files import dated
 from hotplate.warming.row_log import LOST
+from hotplate.warming.traffic_files import (
+    UNREADABLE,
+    TrafficError,
+    checked,
+    opened,
+    reason,
+    traffic_files,
+)
 
 __all__ = ["Reads", "Survey", "TrafficFiles", "Unit", "process_of", "rows_of"]
 
@@ -150,16 +157,14 @@ class TrafficFiles:
         self._kinds, self._view_sets = kinds, view_sets
 
     def _open(self, folder: Path) -> None:
-        paths = [folder] if folder.is_file() else [one.path for one in dated(folder, "*.parquet")]
+        try:
+            paths = [folder] if folder.is_file() else [one.path for one in traffic_files(folder)]
+        except TrafficError as error:
+            raise AdviceError(str(error)) from None
         paths = [path for path in paths if not path.name.startswith("changes-")]
         if not paths:
-            if not folder.exists():
-                raise AdviceError(f"{folder}: there is no such folder; name that of the log")
-            raise AdviceError(
-                f"{folder}: has no Parquet files. Has anything been read since "
-                "online_store.traffic names it? A process writes its first file after `every`, or "
-                "when it ends"
-            )
+            raise AdviceError(f"{folder}: has no Parquet files of reads, only a change log")
+        self._folder, self._files = folder, len(paths)
         left_out, readable = [], 0
         for path in paths:
             try:
@@ -167,30 +172,28 @@ class TrafficFiles:
                 readable += 1
             except AdviceError:
                 raise
-            except (pa.ArrowException, OSError, ValueError) as error:
-                said = " ".join(str(error).split())[:200]
-                left_out.append(f"{path.name}: {said}")
+            except (*UNREADABLE, ValueError) as error:
+                left_out.append(f"{path.name}: {reason(error)}")
         self.left_out = tuple(left_out)
         if not readable:
-            raise AdviceError(
-                f"{folder}: none of its {len(paths):,} files can be read as a traffic log "
-                f"({left_out[0]}). Name the folder of online_store.traffic"
-            )
+            raise self._unreadable()
         if not self.units:
             raise AdviceError(f"{folder}: nothing was read in that time")
         self.units.sort(key=lambda unit: (unit.begin, unit.path.name, unit.group))
 
+    def _unreadable(self) -> AdviceError:
+        return AdviceError(
+            f"{self._folder}: none of its {self._files:,} files can be read as a traffic log "
+            f"({self.left_out[0]}). Name the folder of online_store.traffic"
+        )
+
     def _open_file(self, path: Path) -> None:
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            missing = [name for name in _COLUMNS if name not in names]
-            if missing:
-                raise ValueError(f"has no column {missing[0]!r}: it is no traffic log")
+        with opened(path, _COLUMNS) as file:
             metadata = file.schema_arrow.metadata or {}
             found = []
             for group in range(file.num_row_groups):
-                table = file.read_row_group(group, ["at", "weight"])
-                at = table["at"].cast(_MOMENT).cast(pa.int64())
+                table = checked(file.read_row_group(group, ["at", "weight"]))
+                at = table["at"].cast(pa.int64())
                 if not len(at):
                     continue
                 span = pc.min_max(at).as_py()
@@ -209,8 +212,8 @@ class TrafficFiles:
         )
 
     @staticmethod
-    def _check_weight(path: Path, weight: int | None) -> None:
-        if weight is None or weight <= 1:
+    def _check_weight(path: Path, weight: int) -> None:
+        if weight <= 1:
             return
         raise AdviceError(
             f"{path.name}: is a sample of the requests (one stands for {weight:,}). When an entity "
@@ -240,22 +243,24 @@ class TrafficFiles:
         """The reads of a row group, in its order.
 
         Raises:
-            AdviceError: it cannot be read, though its head could.
+            AdviceError: it cannot be read, though it could be before.
         """
         try:
-            with pq.ParquetFile(unit.path, read_dictionary=["entity", "key", "views"]) as file:
-                table = file.read_row_group(unit.group, list(_COLUMNS[:-1]))
-            at = table["at"].cast(_MOMENT).cast(pa.int64()).to_numpy()
-            kinds, kind = _coded(table["entity"])
-            keys, key = _coded(table["key"])
-            view_sets, views = _coded(table["views"])
-            numbers = numbers_of(keys, self._project)
-            request = table["request"].cast(pa.int64()).to_numpy()
-        except (pa.ArrowException, OSError, ValueError) as error:
+            return self._reads(unit)
+        except (*UNREADABLE, ValueError) as error:
             raise AdviceError(
-                f"{unit.path}: cannot be read: {' '.join(str(error).split())[:200]}. Move it out "
-                "of the folder"
+                f"{unit.path}: cannot be read any more: {reason(error)}. Begin again"
             ) from error
+
+    def _reads(self, unit: Unit) -> Reads:
+        with opened(unit.path, _COLUMNS) as file:
+            table = checked(file.read_row_group(unit.group, list(_COLUMNS[:-1])))
+        at = table["at"].cast(pa.int64()).to_numpy()
+        kinds, kind = _coded(table["entity"])
+        keys, key = _coded(table["key"])
+        view_sets, views = _coded(table["views"])
+        numbers = numbers_of(keys, self._project)
+        request = table["request"].cast(pa.int64()).to_numpy()
         entity = numbers[key] if len(numbers) else np.zeros(0, np.uint64)
         reads = Reads(
             at,
@@ -276,16 +281,30 @@ class TrafficFiles:
     def survey(self, sieve: Sieve, count_from: int, progress: Callable[[int], None]) -> Survey:
         """Look through the log once: which entities there are, and how much is read.
 
+        What turns out not to be readable is left out from there on; call it before `in_order`.
+
         Args:
             sieve: is told of the entities.
             count_from: reads before this moment do not count, microseconds.
             progress: told how many bytes were looked through since the last call.
+
+        Raises:
+            AdviceError: nothing of it can be read.
         """
         found: dict[str, int] = {}
         requests = 0
         begin, end = (1 << 62), -(1 << 62)
+        bad: dict[Path, str] = {}
+        good: list[Unit] = []
         for unit in self.units:
-            reads = self._read(unit)
+            if unit.path in bad:
+                continue
+            try:
+                reads = self._reads(unit)
+            except (*UNREADABLE, ValueError) as error:
+                bad[unit.path] = reason(error)
+                continue
+            good.append(unit)
             for number, kind in enumerate(self._kinds):
                 of_kind = reads.entity[reads.kind == number]
                 if len(of_kind):
@@ -299,7 +318,19 @@ class TrafficFiles:
                     for view in self._view_sets[number].split(","):
                         found[view] = found.get(view, 0) + count
             progress(self._share_of_file(unit))
+        self._leave_out(bad, good)
         return Survey(begin, end, found, requests, self.processes, self.lost, self.left_out)
+
+    def _leave_out(self, bad: Mapping[Path, str], good: list[Unit]) -> None:
+        """Go on with what could be read, and say what could not."""
+        for path, why in bad.items():
+            rows = sum(unit.rows for unit in self.units if unit.path == path)
+            left = rows - sum(unit.rows for unit in good if unit.path == path)
+            part = "" if left == rows else f", {left:,} rows of it"
+            self.left_out += (f"{path.name}{part}: {why}",)
+        self.units = good
+        if not good:
+            raise self._unreadable()
 
     def _share_of_file(self, unit: Unit) -> int:
         rows = sum(one.rows for one in self.units if one.path == unit.path)
@@ -375,13 +406,7 @@ def _joined(first: Reads, second: Reads) -> Reads:
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The distinct texts of a column, and for each row which it has.
-
-    Raises:
-        ValueError: a row has none.
-    """
-    if column.null_count:
-        raise ValueError("a row lacks its entity, key or views")
+    """The distinct texts of a column, and for each row which it has."""
     whole = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     if isinstance(whole, pa.ChunkedArray):
         whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], pa.string())

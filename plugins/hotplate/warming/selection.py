@@ -13,7 +13,7 @@ Every entity of more than that is found.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,10 +23,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from hotplate.errors import HotplateError
-from hotplate.warming.files import Dated, dated
+from hotplate.warming.traffic_files import (
+    UNREADABLE,
+    TrafficError,
+    checked,
+    opened,
+    reason,
+    traffic_files,
+)
 
 __all__ = ["Chosen", "SelectionSpec", "TrafficError", "select"]
 
@@ -35,10 +40,6 @@ _ELSEWHERE: Final = 0.1  # what a read of another hour of the day counts
 _BATCH_ROWS: Final = 1_000_000
 _log = logging.getLogger("hotplate.warming")
 Floats = npt.NDArray[np.float64]
-
-
-class TrafficError(HotplateError):
-    """A traffic log cannot be used; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,8 @@ def select(
 ) -> dict[str, Chosen]:
     """The hottest entities of a traffic log.
 
-    Files that cannot be read as a log are left out, with a line in the log of this program.
+    Files that cannot be read as a log are left out, and so is the rest of one that fails midway,
+    with a line in the log of this program.
 
     Args:
         folder: with the log's Parquet files.
@@ -199,16 +201,11 @@ def select(
     Raises:
         TrafficError: there is no such folder, or no readable file in it.
     """
-    files = _files(folder)
+    files = traffic_files(folder)
     done, of, readable = 0, sum(one.size for one in files), 0
     kinds: dict[str, _Kind] = {}
     for _, size, path in files:
-        try:
-            for batch in _batches(path):
-                _count(kinds, batch, spec)
-            readable += 1
-        except (pa.ArrowException, OSError, TrafficError) as error:
-            _log.warning("%s is left out: %s", path, " ".join(str(error).split())[:200])
+        readable += _read(kinds, path, spec)
         done += size
         progress(done, of)
     if not readable:
@@ -219,26 +216,21 @@ def select(
     return {entity: kind.chosen(entity) for entity, kind in sorted(kinds.items())}
 
 
-def _files(folder: Path) -> list[Dated]:
-    if not folder.is_dir():
-        raise TrafficError(f"{folder}: no such folder; name that of online_store.traffic")
-    found = dated(folder, "*.parquet")
-    if not found:
-        raise TrafficError(
-            f"{folder}: has no Parquet files. Has anything been read since online_store.traffic "
-            "names it? A process writes its first file after `every`, or when it ends"
-        )
-    return found
-
-
-def _batches(path: Path) -> Iterable[pa.Table]:
-    names = pq.read_schema(path).names
-    missing = [name for name in _COLUMNS if name not in names]
-    if missing:
-        raise TrafficError(f"has no column {missing[0]!r}: it is no traffic log")
-    with pq.ParquetFile(path, read_dictionary=["entity", "key", "views"]) as file:
-        for batch in file.iter_batches(_BATCH_ROWS, columns=list(_COLUMNS)):
-            yield pa.table(batch)
+def _read(kinds: dict[str, _Kind], path: Path, spec: SelectionSpec) -> bool:
+    """Count a file, as far as it can be read; False where nothing of it can be."""
+    rows = of = 0
+    try:
+        with opened(path, _COLUMNS) as file:
+            of = file.metadata.num_rows
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(_BATCH_ROWS, [group], list(_COLUMNS)):
+                    _count(kinds, checked(pa.table(batch)), spec)
+                    rows += len(batch)
+    except UNREADABLE as error:
+        since = f" from row {rows + 1:,} of {of:,} on" if rows else ""
+        _log.warning("%s is left out%s: %s", path, since, reason(error))
+        return rows > 0
+    return True
 
 
 def _count(kinds: dict[str, _Kind], rows: pa.Table, spec: SelectionSpec) -> None:
@@ -269,6 +261,7 @@ def _count(kinds: dict[str, _Kind], rows: pa.Table, spec: SelectionSpec) -> None
     grouped = table.group_by(["entity", "day", "key"]).aggregate(
         [("weight", "sum"), ("reads", "sum")]
     )
+    by_views = table.group_by(["entity", "views"]).aggregate([("reads", "sum")])
     entities = grouped["entity"].combine_chunks()
     if pa.types.is_dictionary(entities.type):
         entities = entities.cast(pa.string())
@@ -287,7 +280,6 @@ def _count(kinds: dict[str, _Kind], rows: pa.Table, spec: SelectionSpec) -> None
             )
             kind.total += pc.sum(counted["reads"]).as_py()
             kind.day(number).add(counted)
-    by_views = table.group_by(["entity", "views"]).aggregate([("reads", "sum")])
     for row in by_views.to_pylist():
         views = kinds[row["entity"]].views
         for view in row["views"].split(","):
