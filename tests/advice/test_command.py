@@ -19,6 +19,7 @@ from feast.types import Float64, Int64
 import hotplate
 from hotplate.cli import main
 from hotplate.policy import PolicyLayers, TTLMap
+from hotplate.warming.families import FAMILIES_SCHEMA
 from hotplate.warming.traffic import key_of
 
 from ..stores import CACHED, MERCHANT, USER, Repo
@@ -325,7 +326,10 @@ def test_the_change_log_has_what_this_process_changed(deployed: Deployed) -> Non
     table = pq.read_table(path)
     pq.write_table(table.replace_schema_metadata({"hotplate.lost": "3"}), path)
     path.with_name("changes-h-1-0.parquet").write_bytes(b"PAR1 cut short")
+    families = path.with_name("families-h-1-0.parquet")
+    pq.write_table(FAMILIES_SCHEMA.empty_table(), families)
     found = numbers(advise(repo, "--json", "--ttls", "5s"))
+    assert not any("families" in note for note in found["notes"]), "it is a log of its own"
     assert any("3 writes could not be logged" in note for note in found["notes"])
     assert any("left out changes-h-1-0.parquet" in note for note in found["notes"])
     none = repo.open_hot(traffic={**traffic, "changes": False})

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotplate.warming.changes import CHANGES_SCHEMA
+from hotplate.warming.families import FAMILIES_SCHEMA
 from hotplate.warming.selection import SelectionSpec, TrafficError, select
 
 from .logs import Row, damaged, odd_tables, table_of, write_log
@@ -179,6 +181,19 @@ def test_an_odd_file_is_left_out_and_counts_nothing(
     large = large.set_column(3, "key", large["key"].cast(pa.large_string()))
     pq.write_table(large, odd)  # how a text is kept makes no difference
     assert select(tmp_path, SelectionSpec(NOW))["user_id"].total == 24
+
+
+def test_our_own_other_logs_are_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of changes and of families, which lie beside it; files of any other name are looked at."""
+    for name, schema in (("changes", CHANGES_SCHEMA), ("families", FAMILIES_SCHEMA)):
+        pq.write_table(schema.empty_table(), tmp_path / f"{name}-h-1-1.parquet")
+    with pytest.raises(TrafficError, match="has no Parquet files of reads"):
+        select(tmp_path, SelectionSpec(NOW))
+    write_log(tmp_path / "by-hand.parquet", [(NOW - timedelta(hours=1), "user_id", "[1]", "p", 2)])
+    assert select(tmp_path, SelectionSpec(NOW))["user_id"].total == 2
+    assert caplog.messages == []
 
 
 def test_a_file_is_read_as_far_as_it_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -161,9 +161,6 @@ class TrafficFiles:
             paths = [folder] if folder.is_file() else [one.path for one in traffic_files(folder)]
         except TrafficError as error:
             raise AdviceError(str(error)) from None
-        paths = [path for path in paths if not path.name.startswith("changes-")]
-        if not paths:
-            raise AdviceError(f"{folder}: has no Parquet files of reads, only a change log")
         self._folder, self._files = folder, len(paths)
         left_out, readable = [], 0
         for path in paths:

@@ -22,6 +22,7 @@ from hotplate.warming.traffic import SCHEMA
 
 __all__ = ["UNREADABLE", "TrafficError", "checked", "opened", "reason", "traffic_files"]
 
+_OTHERS: Final = ("changes-", "families-")  # logs of other kinds that lie beside it
 _TEXTS: Final = ("entity", "key", "views")
 _LONGEST: Final = 200
 
@@ -42,16 +43,19 @@ def reason(error: Exception) -> str:
 def traffic_files(folder: Path) -> list[Dated]:
     """The files of a folder that may be of a traffic log, the latest first.
 
+    Logs of other kinds that a deployment writes there are passed over.
+
     Raises:
         TrafficError: there is no such folder, or there is no such file in it.
     """
     if not folder.is_dir():
         raise TrafficError(f"{folder}: no such folder; name that of online_store.traffic")
-    found = dated(folder, "*.parquet")
+    found = [one for one in dated(folder, "*.parquet") if not one.path.name.startswith(_OTHERS)]
     if not found:
         raise TrafficError(
-            f"{folder}: has no Parquet files. Has anything been read since online_store.traffic "
-            "names it? A process writes its first file after `every`, or when it ends"
+            f"{folder}: has no Parquet files of reads. Has anything been read since "
+            "online_store.traffic names it? A process writes its first file after `every`, or "
+            "when it ends"
         )
     return found
 
