@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotplate.advice.reads import TrafficFiles
+from hotplate.errors import HotplateError
 from hotplate.warming.changes import CHANGES_SCHEMA
 from hotplate.warming.families import FAMILIES_SCHEMA
 from hotplate.warming.selection import SelectionSpec, TrafficError, select
 
+from ..children import heed_permissions, in_child
 from .logs import Row, damaged, odd_tables, table_of, write_log
 
 NOW = datetime(2026, 11, 30, 9, 0, tzinfo=UTC)
@@ -154,6 +159,9 @@ def test_what_is_no_log_is_left_out_with_a_line(
     (tmp_path / "empty").mkdir()
     with pytest.raises(TrafficError, match="has no Parquet files"):
         select(tmp_path / "empty", SelectionSpec(NOW))
+    (tmp_path / "file").write_bytes(whole)
+    with pytest.raises(TrafficError, match="is a file; name the folder"):
+        select(tmp_path / "file", SelectionSpec(NOW))
     with pytest.raises(ValueError, match="time zone"):
         SelectionSpec(datetime(2026, 1, 1))
 
@@ -215,3 +223,25 @@ def test_a_file_is_read_as_far_as_it_goes(tmp_path: Path, caplog: pytest.LogCapt
     assert (found.total, found.views, len(found.keys)) == (100, {"p": 100}, 100)
     (line,) = caplog.messages
     assert line.startswith(f"{path} is left out from row 101 of 300 on: ")
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o400, 0o100])
+@pytest.mark.parametrize("reader", [select, TrafficFiles])
+def test_a_folder_that_may_not_be_read_is_said_to_be_one(
+    tmp_path: Path, reader: Callable[[Path, Any], Any], mode: int
+) -> None:
+    """Neither listed nor entered, only the one, only the other; and below such a folder."""
+    folder = tmp_path / "shut" / "log"
+    write_log(folder / "traffic-1.parquet", [(NOW - timedelta(hours=1), "user_id", "[1]", "p", 1)])
+
+    def said() -> str:
+        heed_permissions()
+        with pytest.raises(HotplateError) as caught:
+            reader(folder, SelectionSpec(NOW) if reader is select else "p")
+        return str(caught.value)
+
+    for shut in (folder, folder.parent) if mode != 0o100 else (folder,):
+        shut.chmod(mode)
+        found = in_child(said)
+        shut.chmod(0o700)
+        assert found.startswith(f"{folder}: cannot be read (Permission denied); run this as the")

@@ -7,6 +7,7 @@ out from there on.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -158,7 +159,8 @@ class TrafficFiles:
 
     def _open(self, folder: Path) -> None:
         try:
-            paths = [folder] if folder.is_file() else [one.path for one in traffic_files(folder)]
+            is_one = os.path.isfile(folder)  # which does not fail where nobody may look
+            paths = [folder] if is_one else [one.path for one in traffic_files(folder)]
         except TrafficError as error:
             raise AdviceError(str(error)) from None
         self._folder, self._files = folder, len(paths)

@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
-__all__ = ["Dated", "dated", "private", "remove_older", "table_of"]
+__all__ = ["Dated", "dated", "look_into", "private", "remove_older", "table_of"]
 
 
 class Dated(NamedTuple):
@@ -32,6 +32,16 @@ def dated(folder: Path, pattern: str) -> list[Dated]:
             continue
         found.append(Dated(seen.st_mtime_ns, seen.st_size, path))
     return sorted(found, reverse=True)
+
+
+def look_into(folder: Path) -> None:
+    """See whether a folder can be looked into, of which `dated` says nothing.
+
+    Raises:
+        OSError: it is not there, it is none, or this process may not.
+    """
+    os.listdir(folder)
+    os.stat(os.path.join(folder, os.curdir))  # whoever may list it may not open what lies in it
 
 
 def remove_older(

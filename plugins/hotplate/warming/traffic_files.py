@@ -7,6 +7,7 @@ look like a log. Nothing of a file counts before its columns are of the types th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hotplate.errors import HotplateError
-from hotplate.warming.files import Dated, dated
+from hotplate.warming.files import Dated, dated, look_into
 from hotplate.warming.traffic import SCHEMA
 
 __all__ = ["UNREADABLE", "TrafficError", "checked", "opened", "reason", "traffic_files"]
@@ -46,10 +47,12 @@ def traffic_files(folder: Path) -> list[Dated]:
     Logs of other kinds that a deployment writes there are passed over.
 
     Raises:
-        TrafficError: there is no such folder, or there is no such file in it.
+        TrafficError: there is no such folder, it cannot be read, or there is no such file in it.
     """
-    if not folder.is_dir():
-        raise TrafficError(f"{folder}: no such folder; name that of online_store.traffic")
+    try:
+        look_into(folder)
+    except OSError as error:
+        raise TrafficError(f"{folder}: {_why_not(folder, error)}") from None
     found = [one for one in dated(folder, "*.parquet") if not one.path.name.startswith(_OTHERS)]
     if not found:
         raise TrafficError(
@@ -58,6 +61,17 @@ def traffic_files(folder: Path) -> list[Dated]:
             "when it ends"
         )
     return found
+
+
+def _why_not(folder: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such folder; name that of online_store.traffic"
+    if os.path.isfile(folder):
+        return "is a file; name the folder of online_store.traffic, in which the log lies"
+    return (
+        f"cannot be read ({error.strerror}); run this as the user of the processes that log, or "
+        "let yours read it"
+    )
 
 
 @contextmanager
