@@ -22,6 +22,7 @@ from hotplate.embedded import EmbeddedServer
 from hotplate.errors import ConfigError
 from hotplate.warming.hot_keys import HotKey, HotKeyFiles
 
+from ..children import heed_permissions, in_child
 from ..stores import Repo, await_
 from .conftest import FEATURES
 from .test_warm import loads
@@ -282,6 +283,32 @@ def test_a_folder_that_cannot_be_written_is_said(
     use(store, range(2))
     asyncio.run(store._get_provider().online_store.close())
     assert "hot keys are not kept" in caplog.text
+
+
+def test_a_folder_that_cannot_be_read_is_said(shop: Callable[..., Repo], tmp_path: Path) -> None:
+    """That one, or the one in which it lies: it is not the source that fails."""
+    repo = shop()
+    first = repo.open_hot()
+    hotplate.of(first).preload()
+    use(first, range(3))
+    asyncio.run(first._get_provider().online_store.close())
+    (path,) = files(tmp_path)
+
+    def said() -> list[Any]:
+        heed_permissions()
+        found = hotplate.of(repo.open_hot()).preload()
+        return [found.entities, found.problem]
+
+    for folder in (path.parent, path.parent.parent):
+        folder.chmod(0o000)
+        found = in_child(said)
+        folder.chmod(0o700)
+        assert found == [
+            0,
+            f"{path.parent} cannot be read (Permission denied): change its owner, or "
+            "online_store.preload.folder",
+        ]
+    assert hotplate.of(repo.open_hot()).preload().entities == 7
 
 
 SERVER = """

@@ -119,6 +119,13 @@ class Preload:
         rehearsal = None
         try:
             kept = self._files.read(self._most)
+        except OSError as error:
+            state.problem = (
+                f"{self._files.folder} cannot be read ({error.strerror}): change its owner, or "
+                "online_store.preload.folder"
+            )
+            return
+        try:
             state.wanted = len(kept)
             if state.wanted:
                 rehearsal = Rehearsal(store, runtime)

@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotplate.clock import SYSTEM_CLOCK, Clock
-from hotplate.warming.files import dated, private, remove_older, table_of
+from hotplate.warming.files import dated, look_into, private, remove_older, table_of
 from hotplate.warming.marks import boot_id
 
 __all__ = ["HotKey", "HotKeyFiles", "keys_of"]
@@ -76,13 +77,13 @@ class HotKeyFiles:
     """
 
     def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK, source: str = "") -> None:
-        self._folder = folder
+        self.folder = folder
         self._clock = clock
         self._source = source.encode()
 
     def write(self, keys: Iterable[HotKey]) -> bool:
         """Write what this process holds; False where that cannot be, which is logged."""
-        path = self._folder / f"hot-{socket.gethostname()}-{os.getpid()}.parquet"
+        path = self.folder / f"hot-{socket.gethostname()}-{os.getpid()}.parquet"
         columns = list(zip(*keys, strict=True)) or [()] * len(_SCHEMA)
         origin = {
             _BOOT: boot_id().encode(),
@@ -90,14 +91,14 @@ class HotKeyFiles:
             _SOURCE: self._source,
         }
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             table = table_of(columns, _SCHEMA)
             table = table.replace_schema_metadata({**_SCHEMA.metadata, **origin})
             with private(path) as file:
                 pq.write_table(table, file, compression="zstd", write_page_checksum=True)
-            remove_older(self._folder, "hot-*.parquet", _FORGOTTEN_S)  # nobody has followed them
+            remove_older(self.folder, "hot-*.parquet", _FORGOTTEN_S)  # nobody has followed them
         except OSError as error:
-            _log.warning("hot keys are not kept in %s: %s", self._folder, error.strerror or error)
+            _log.warning("hot keys are not kept in %s: %s", self.folder, error.strerror or error)
             return False
         return True
 
@@ -115,9 +116,14 @@ class HotKeyFiles:
 
         Returns:
             A table of the fields of `HotKey`, the most valuable first.
+
+        Raises:
+            OSError: there is a folder, and this process may not look into it.
         """
+        with suppress(FileNotFoundError):  # nobody has written yet
+            look_into(self.folder)
         found = _PLAIN.empty_table()
-        for _, _, path in dated(self._folder, "hot-*.parquet"):
+        for _, _, path in dated(self.folder, "hot-*.parquet"):
             if len(found) >= most:  # a day of restarts may have left many files
                 break
             try:
