@@ -205,8 +205,13 @@ def warm(
                 "(with tier: true where the wrapped store is Redis), or let each process warm "
                 "itself: online_store.preload, or hotplate.of(store).warm(...)"
             )
+        if not plan.reads and resume:
+            fail(
+                "nothing is left to be read: that warming is done, or its views are not cached any "
+                "more. Begin one without --resume"
+            )
         if not plan.reads:
-            fail("nothing is to be read: no entity of the log is of a view that is cached")
+            fail(f"nothing is to be read: {plan.why_nothing(part, has_ids=bool(ids))}")
         try:
             shared.reach(_REACH_S)
         except ServerError as error:

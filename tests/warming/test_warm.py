@@ -21,9 +21,10 @@ from click.testing import CliRunner, Result
 import hotplate
 from hotplate.cli import main
 from hotplate.embedded import EmbeddedServer
-from hotplate.operations.warm import Warming, WarmState, plan_of
+from hotplate.operations.warm import Warming, WarmPlan, WarmState, plan_of
 from hotplate.serving.rehearsal import Rehearsal
 from hotplate.warming.selection import SelectionSpec, select
+from hotplate.warming.traffic import key_of
 from hotplate.warming.warmer import WarmingError, WarmingRate
 
 from ..stores import CACHED, Repo, await_
@@ -309,13 +310,15 @@ def deployment(logged: Callable[..., Repo], tmp_path: Path, redis: EmbeddedServe
     return make
 
 
-def real_log(repo: Repo, tmp_path: Path) -> None:
+def real_log(repo: Repo, tmp_path: Path, *, has_ids: bool = True) -> None:
     """What was read, by the clock of this machine."""
     moment = datetime.now(UTC) - timedelta(hours=1)
     rows: list[Row] = []
     for user in range(40):
-        rows += [(moment, "user_id", f"[{user}]", "counts,profile", 1)] * (40 - user)
-    rows += [(moment, "merchant_id", '["m1"]', "shops", 1)] * 100
+        key = key_of((user,), repo.project, has_ids=has_ids)
+        rows += [(moment, "user_id", key, "counts,profile", 1)] * (40 - user)
+    shop = key_of(("m1",), repo.project, has_ids=has_ids)
+    rows += [(moment, "merchant_id", shop, "shops", 1)] * 100
     write_log(tmp_path / "traffic" / "traffic-0.parquet", rows)
 
 
@@ -419,6 +422,54 @@ def test_what_cannot_be_is_one_line(
     assert result.exit_code in (1, 2)
     assert said in result.output
     assert "Traceback" not in result.output
+
+
+def test_hashed_ids_are_said_to_be_why_nothing_is_read(deployment: Any, tmp_path: Path) -> None:
+    """Without a list of them, and with one that has none of them; or another part has them all."""
+    repo, folder = deployment()
+    real_log(repo, tmp_path, has_ids=False)
+    ids = tmp_path / "ids.csv"
+    ids.write_text("user_id,merchant_id\n77,m7\n")
+
+    def refused(*args: str) -> str:
+        result = run(folder, "--state", str(tmp_path / "state"), *args)
+        assert result.exit_code == 1, result.output
+        return result.output.partition("nothing is to be read: ")[2]
+
+    assert refused().startswith("the ids of the log are hashed. Name the entities that there are ")
+    assert "the lists of --ids hold none of them" in refused("--ids", str(ids))
+    ids.write_text("user_id,merchant_id\n0,m1\n")
+    some = ["--ids", str(ids), "--top", "1", "--dry-run", "--json"]
+    parts = [f"{which}/9" for which in range(1, 10)]
+    reads = [json.loads(run(folder, *some, "--part", part).output)["reads"] for part in parts]
+    assert sum(reads) == 3
+    other = parts[reads.index(0)]
+    assert refused(*some[:4], "--part", other) == f"part {other} has none of the 2 entities\n"
+
+
+def test_ids_of_another_type_are_said_to_be_why_nothing_is_read(
+    deployment: Any, tmp_path: Path
+) -> None:
+    _, folder = deployment()
+    moment = datetime.now(UTC) - timedelta(hours=1)
+    log = tmp_path / "traffic" / "traffic-0.parquet"
+    write_log(log, [(moment, "user_id", '["one"]', "counts", 1)])
+    result = run(folder, "--state", str(tmp_path / "state"))
+    assert result.exit_code == 1
+    assert "nothing is to be read: the ids of the log are of another type" in result.output
+
+
+def test_a_warming_of_which_nothing_is_left_is_said_to_be_done(
+    deployment: Any, tmp_path: Path
+) -> None:
+    """It was killed between its last batch and its end."""
+    repo, folder = deployment()
+    state = WarmState(tmp_path / "state", repo.project)
+    state.keep(WarmPlan({"user_id": [(1,)]}, {"user_id": ["profile"]}, {}))
+    state.note({"user_id": 1})
+    result = run(folder, "--resume", "--state", str(tmp_path / "state"))
+    assert result.exit_code == 1
+    assert "nothing is left to be read: that warming is done" in result.output
 
 
 def score_all(store: Any, entities: dict[str, list[Any]]) -> None:

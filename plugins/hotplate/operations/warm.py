@@ -60,6 +60,7 @@ class Coverage:
         taken: how many are taken.
         unusable: of these, how many have keys that are none of this kind, or are hashed and in no
             list that was given.
+        hashed: the latter alone.
         uncounted: as `hotplate.warming.selection.Chosen`.
     """
 
@@ -69,6 +70,7 @@ class Coverage:
     shares: npt.NDArray[np.float64]
     taken: int
     unusable: int
+    hashed: int
     uncounted: float
 
     @property
@@ -101,6 +103,31 @@ class WarmPlan:
     keys: Mapping[str, Sequence[tuple[Any, ...]]]
     views: Mapping[str, Sequence[str]]
     coverage: Mapping[str, Coverage]
+
+    def why_nothing(self, part: tuple[int, int], *, has_ids: bool) -> str:
+        """Why nothing is to be read, and what to do.
+
+        Args:
+            part: as for `plan_of`.
+            has_ids: whether a list of the entities that there are was given.
+        """
+        if not self.coverage:
+            return "no entity of the log is of a view that is cached"
+        taken = sum(one.taken for one in self.coverage.values())
+        hashed = sum(one.hashed for one in self.coverage.values())
+        if taken > sum(one.unusable for one in self.coverage.values()):
+            return f"part {part[0] + 1}/{part[1]} has none of the {taken:,} entities"
+        if not hashed:
+            return "the ids of the log are of another type than the views declare"
+        if has_ids:
+            return (
+                "the ids of the log are hashed, and the lists of --ids hold none of them. Name all "
+                "entities of this project, as the views declare their ids"
+            )
+        return (
+            "the ids of the log are hashed. Name the entities that there are with --ids FILE, or "
+            "log ids as they are, online_store.traffic: {ids: plain}"
+        )
 
     @property
     def reads(self) -> int:
@@ -150,6 +177,7 @@ def plan_of(
             for key, values in zip(named, found, strict=True)
             if values is not None and crc32(key.encode("utf-8", "surrogatepass")) % of == which
         ]
+        unusable = [key for key, values in zip(named, found, strict=True) if values is None]
         if mine:
             keys[entity], views[entity] = mine, kind.views
         coverage[entity] = Coverage(
@@ -158,7 +186,8 @@ def plan_of(
             one.total,
             one.coverage(),
             count,
-            sum(values is None for values in found),
+            len(unusable),
+            sum(not key.startswith(_PLAIN) for key in unusable),
             one.uncounted,
         )
     return WarmPlan(keys, views, coverage)
