@@ -9,9 +9,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["warm"]
 
-_REACH_S = 5.0
+_REACH_S: Final = 5.0
+_CHOOSES: Final = ("log", "top", "coverage", "days", "hours", "ids", "plot")
+"""Options that say what is read, or show it; a warming that goes on has chosen that before."""
 
 
 def _share(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
@@ -57,6 +60,25 @@ def _part(context: click.Context, parameter: click.Parameter, value: str) -> tup
     if not 1 <= which <= of:
         raise click.BadParameter(f"{value!r}: write 1/2, and 2/2 for the other", context, parameter)
     return which - 1, of
+
+
+def _choose_nothing() -> None:
+    """See that no option chooses what is read.
+
+    Raises:
+        click.UsageError: some do; the message says which.
+    """
+    context = click.get_current_context()
+    said = [
+        f"--{name}"
+        for name in _CHOOSES
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if said:
+        raise click.UsageError(
+            f"--resume goes on with what was chosen before: leave out {', '.join(said)}, or begin "
+            "anew without --resume"
+        )
 
 
 def _function(
@@ -140,7 +162,11 @@ def _function(
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="A page of coverage.")
 @click.option("--dry-run", is_flag=True, help="Say what would be read, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="What is chosen and done, for machines.")
-@click.option("--resume", is_flag=True, help="Go on with the warming that was stopped.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the warming of the same GROUPs and --part that was stopped.",
+)
 @state_option
 @chdir_option
 def warm(
@@ -174,6 +200,8 @@ def warm(
     from hotplate.operations.warm import Warming, WarmState
     from hotplate.warming.warmer import WarmingRate
 
+    if resume:
+        _choose_nothing()
     store = open_store(chdir)
     with told():
         hot = of(store)

@@ -459,6 +459,35 @@ def test_ids_of_another_type_are_said_to_be_why_nothing_is_read(
     assert "nothing is to be read: the ids of the log are of another type" in result.output
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_goes_on_is_not_chosen_anew(deployment: Any, tmp_path: Path, is_first: bool) -> None:
+    """Options that choose are refused beside --resume, wherever they stand; others are heeded."""
+    repo, folder = deployment()
+    state = WarmState(tmp_path / "state", repo.project, ("profile",), (0, 2))
+    state.keep(WarmPlan({"user_id": [(1,), (2,)]}, {"user_id": ["profile"]}, {}))
+    ids = tmp_path / "ids.csv"
+    ids.write_text("user_id\n1\n")
+    named = {
+        "--log": str(tmp_path),
+        "--top": "3",
+        "--coverage": "90%",  # also where it is what it would be anyway
+        "--days": "7",
+        "--hours": "3",
+        "--ids": str(ids),
+        "--plot": str(tmp_path / "plot.html"),
+    }
+    own = ["profile", "--part", "1/2", "--state", str(tmp_path / "state")]
+    for options in (*({name: value} for name, value in named.items()), named):
+        args = [word for pair in options.items() for word in pair]
+        result = run(folder, *(["--resume", *args] if is_first else [*args, "--resume"]), *own)
+        assert result.exit_code == 2, result.output
+        said = f"--resume goes on with what was chosen before: leave out {', '.join(options)}, or"
+        assert said in result.output
+    rate = ["--peak", "100000/s", "--most", "50%", "--score", f"{__name__}:score_all"]
+    done = run(folder, "--resume", "--dry-run", "--json", *rate, *own)
+    assert json.loads(done.output)["reads"] == 2
+
+
 def test_a_warming_of_which_nothing_is_left_is_said_to_be_done(
     deployment: Any, tmp_path: Path
 ) -> None:
