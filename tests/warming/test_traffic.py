@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
+import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,10 @@ from hypothesis import strategies as st
 import hotplate
 from hotplate.errors import ConfigError
 from hotplate.online_store import CachedOnlineStoreConfig
+from hotplate.warming.row_log import LOST
 from hotplate.warming.traffic import SCHEMA, key_of
 
+from ..children import heed_permissions, in_child
 from ..stores import Repo, await_
 from .conftest import FEATURES
 
@@ -120,7 +125,7 @@ def test_any_key_can_be_written(values: list[Any], project: str) -> None:
 def test_what_cannot_be_written_fails_no_read(
     logged: Callable[..., Repo], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file in the folder's place, then a folder without the right to write; then it goes on."""
+    """A file in the folder's place; then it goes on."""
     folder = tmp_path / "traffic"
     folder.write_text("in the way")
     repo = logged()
@@ -140,12 +145,118 @@ def test_what_cannot_be_written_fails_no_read(
     ask(repo, (1, "m1"))
     assert log_of(repo)["request"].nunique() == 1
     assert traffic.stats().problem == ""
-    if os.geteuid():  # root may write anywhere
-        folder.chmod(0o500)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A file system of 64 kB in a folder's place."""
+    folder.mkdir()
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mounted, capture_output=True, check=False).returncode:
+        pytest.skip("nothing may be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write until there is no room."""
+    with path.open("wb", 0) as file:
+        while True:
+            file.write(bytes(1024))
+
+
+def test_a_full_disk_fails_no_read(
+    logged: Callable[..., Repo], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reads go on, what is lost is counted and said once; with room again it is logged again, and
+    the next file says how much is missing."""
+    folder, repo = tmp_path / "traffic", logged()
+    traffic = hotplate.of(repo.hot).runtime.traffic
+    assert traffic is not None
+    with small_disk(folder), caplog.at_level(logging.WARNING, "hotplate.traffic"):
         ask(repo, (1, "m1"))
         traffic.flush()
-        assert "Permission" in traffic.stats().problem
-        folder.chmod(0o700)
+        (first,) = folder.iterdir()
+        filler = folder / "filler"
+        with pytest.raises(OSError, match="No space left"):
+            fill(filler)
+        for turn in range(2, 6):
+            repo.clock.advance(1)
+            assert ask(repo, (turn, "m1"))["age"] == [turn]
+            traffic.flush()
+        stats = traffic.stats()
+        assert (stats.logged, stats.lost) == (1, 4)
+        assert "No space left on device" in stats.problem
+        (said,) = [record for record in caplog.records if record.name == "hotplate.traffic"]
+        assert said.getMessage().startswith(
+            f"traffic is not logged in {folder}: OSError: [Errno 28]"
+        )
+        assert sorted(folder.iterdir()) == sorted([filler, first]), "nothing half written is left"
+        filler.unlink()
+        assert ask(repo, (6, "m1"))["age"] == [6]
+        traffic.flush()
+        assert (traffic.stats().logged, traffic.stats().lost, traffic.stats().problem) == (2, 4, "")
+        (second,) = set(folder.iterdir()) - {first}
+        assert pq.read_schema(second).metadata[LOST] == b"4"
+
+
+def _refused(repo: Repo, forbid: Callable[[], None], allow: Callable[[], None]) -> list[Any]:
+    """What two reads answer and the log says while it cannot write, and when it can again."""
+    traffic = hotplate.of(repo.hot).runtime.traffic
+    assert traffic is not None
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("hotplate.traffic").addHandler(handler)
+    forbid()
+    found: list[Any] = []
+    for user in (1, 2):
+        found += ask(repo, (user, "m1"))["age"]
+        traffic.flush()
+    stats = traffic.stats()
+    found += [stats.logged, stats.lost, stats.problem, len(warnings)]
+    allow()
+    found += ask(repo, (3, "m1"))["age"]
+    traffic.flush()
+    stats = traffic.stats()
+    return [*found, stats.logged, stats.lost, stats.problem]
+
+
+def test_a_write_that_is_refused_fails_no_read(logged: Callable[..., Repo], tmp_path: Path) -> None:
+    """The system refuses any byte, as a full disk does, to who may mount nothing, too."""
+    repo = logged()
+
+    def limit(size: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    def child() -> list[Any]:
+        return _refused(repo, lambda: limit(0), lambda: limit(resource.RLIM_INFINITY))
+
+    assert in_child(child) == [1, 2, 0, 2, "OSError: [Errno 27] File too large", 1, 3, 1, 2, ""]
+    (path,) = (tmp_path / "traffic").iterdir()
+    assert pq.read_schema(path).metadata[LOST] == b"2"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_that_may_not_be_written_fails_no_read(
+    logged: Callable[..., Repo], tmp_path: Path, is_there: bool
+) -> None:
+    """Neither where it is there, nor where it would have to be made."""
+    folder = tmp_path / "shut" / "traffic"
+    (folder if is_there else folder.parent).mkdir(parents=True)
+    shut = folder if is_there else folder.parent
+    repo = logged(folder=str(folder))
+
+    def forbid() -> None:
+        heed_permissions()
+        shut.chmod(0o500)
+
+    found = in_child(lambda: _refused(repo, forbid, lambda: shut.chmod(0o700)))
+    problem = found.pop(4)
+    assert problem.startswith("PermissionError: [Errno 13] Permission denied")
+    assert found == [1, 2, 0, 2, 1, 3, 1, 2, ""]
 
 
 def test_what_does_not_fit_is_lost_and_counted(
