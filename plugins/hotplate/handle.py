@@ -409,17 +409,10 @@ class Hotplate:
             KeyError: there is no such group or view.
             WarmingError: the source, or the scoring, failed too often.
         """
-        rehearsal = self.rehearsal(groups)
-        chosen = select(Path(log), SelectionSpec(datetime.now(UTC), days, hours))
-        plan = plan_of(
-            rehearsal,
-            chosen,
-            self._store.project,
-            top=top,
-            share=share,
-            part=part,
-            ids=listed(ids) if ids else None,
-        )
+        rehearsal, spec = self.rehearsal(groups), SelectionSpec(datetime.now(UTC), days, hours)
+        found = listed(ids) if ids else None
+        chosen, project = select(Path(log), spec), self._store.project
+        plan = plan_of(rehearsal, chosen, project, top=top, share=share, part=part, ids=found)
         return Warming(rehearsal, rate, suffers, score=score).run(plan)
 
     def admit(self, group: str) -> None:

@@ -569,8 +569,7 @@ class CachedOnlineStore(OnlineStore):  # type: ignore[misc]
             runtime.plans.clear()
 
     async def initialize(self, config: RepoConfig) -> None:
-        """The feature server starts: let the wrapped store prepare itself on this loop, and read
-        what is to be warm before the first request, where the deployment says so."""
+        """The feature server starts: the wrapped store prepares itself, what was hot is read."""
         store, inner = self._inner_async(config)
         await store.initialize(inner)
         if config.online_store.preload is not None:
