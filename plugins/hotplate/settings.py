@@ -195,6 +195,10 @@ class TrafficConfig(FeastConfigBaseModel):  # type: ignore[misc]
     every: int = 60_000_000_000
     """How often a process writes a file (`"1m"`)."""
 
+    lossless: bool = False
+    """For a replay: a request whose thread finds too much waiting makes rows of it and writes them,
+    before anything is left out. Only with `sample: 100%`."""
+
     changes: bool = False
     """Whether what this process changes (writes through Feast, events, invalidations) is logged
     beside it, for `hotplate advise`. As many bytes again at the most."""
@@ -218,6 +222,12 @@ class TrafficConfig(FeastConfigBaseModel):  # type: ignore[misc]
     @classmethod
     def _read_duration(cls, value: object) -> int:
         return _to_wait(value)
+
+    @model_validator(mode="after")
+    def _check_lossless(self) -> TrafficConfig:
+        if self.lossless and self.sample < 1:
+            raise ValueError("lossless: a sample loses requests; write sample: 100% beside it")
+        return self
 
 
 class MetricsConfig(FeastConfigBaseModel):  # type: ignore[misc]

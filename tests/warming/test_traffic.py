@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,35 @@ def test_what_does_not_fit_is_lost_and_counted(
         assert time.monotonic() - began < 20
     assert traffic.stats().lost == 150
     assert log_of(repo)["request"].nunique() == 50
+
+
+def test_a_lossless_log_has_every_read_however_fast_they_come(
+    logged: Callable[..., Repo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that read without a pause, faster than one thread could log."""
+    monkeypatch.setattr("hotplate.warming.row_log._WAITING_MOST", 50)
+    monkeypatch.setattr("hotplate.warming.row_log._ROWS_MOST", 700)
+    repo = logged(lossless=True)
+    reads = range(400)
+
+    def read(user: int) -> None:
+        for _ in reads:
+            ask(repo, (user, "m1"))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(read, range(4)))
+    traffic = hotplate.of(repo.hot).runtime.traffic
+    assert traffic is not None
+    rows = log_of(repo)
+    assert traffic.stats().lost == 0
+    users = rows[rows["entity"] == "user_id"]
+    assert users.groupby("key").size().tolist() == [len(reads)] * 4
+
+
+def test_a_sample_cannot_be_lossless() -> None:
+    said = {"folder": "/t", "lossless": True, "sample": "10%"}
+    with pytest.raises(ConfigError, match="lossless: a sample loses requests; write sample: 100%"):
+        CachedOnlineStoreConfig(store={"type": "sqlite"}, traffic=said)
 
 
 def test_files_are_written_by_themselves_and_the_oldest_go(

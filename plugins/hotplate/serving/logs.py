@@ -37,6 +37,7 @@ def traffic_logs(
         settings.max_bytes,
         settings.every,
         settings.changes,
+        settings.lossless,
     )
     changes = ChangeLog(said, project, clock) if said.has_changes else None
     of_families = FamilyLog(said, clock, families)

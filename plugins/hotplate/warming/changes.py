@@ -57,7 +57,12 @@ class ChangeLog:
         self._settings = settings
         self._project = project
         files = LogFiles(
-            "changes", CHANGES_SCHEMA, settings.folder, settings.max_bytes, settings.every_ns
+            "changes",
+            CHANGES_SCHEMA,
+            settings.folder,
+            settings.max_bytes,
+            settings.every_ns,
+            settings.is_lossless,
         )
         self._log: RowLog[_Changed] = RowLog(files, clock, self._rows_of)
 

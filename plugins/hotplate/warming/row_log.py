@@ -2,7 +2,8 @@
 
 Who has something to log only puts it into a bounded queue; a thread makes rows of it and writes a
 file now and then. Where that cannot keep up, or cannot write (a full disk, no right), what does not
-fit is left out and counted: nobody waits for it or fails.
+fit is left out and counted: nobody waits for it or fails. In a lossless log who finds the queue
+full does the thread's work for a while; what cannot be written is lost there, too.
 
 Files appear whole, by renaming; `NAME-HOST-PID-NUMBER.parquet`. The oldest go when all of one name
 together exceed their bound. What was lost since the file before stands in a file's metadata, under
@@ -57,6 +58,7 @@ class LogFiles:
         folder: in which they lie.
         max_bytes: of all files of that name together.
         every_ns: how often a file is written.
+        is_lossless: whether who logs waits before anything is left out.
     """
 
     name: str
@@ -64,6 +66,7 @@ class LogFiles:
     folder: Path
     max_bytes: int
     every_ns: int
+    is_lossless: bool = False
 
 
 class RowLog(Generic[_T]):
@@ -101,6 +104,7 @@ class RowLog(Generic[_T]):
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._ends = threading.Event()
+        self._named = 0
         self._number = self._logged = self._lost = self._said_lost = self._written = 0
         self._problem = ""
         self._rows: list[tuple[Any, ...]] = []
@@ -119,12 +123,21 @@ class RowLog(Generic[_T]):
             keys: how many entities it holds.
         """
         if len(self._waiting) >= _WAITING_MOST or self._keys + keys > _KEYS_MOST:
-            self._lost += 1
-            return
+            if not self._files.is_lossless:
+                self._lost += 1
+                return
+            self._make_way()
         self._keys += keys
         self._waiting.append((self._clock.wall_ns(), keys, what))
         if self._thread is None:
             self._start()
+
+    def _make_way(self) -> None:
+        """Do the thread's work: what cannot be written is lost, and counted, there as well."""
+        with self._writing:
+            self._make_rows()
+            if len(self._rows) >= _ROWS_MOST:
+                self._write()
 
     def _start(self) -> None:
         with self._lock:
@@ -176,9 +189,10 @@ class RowLog(Generic[_T]):
         count, self._in_rows = self._in_rows, 0
         self._since_ns = self._clock.now_ns()
         files = self._files
-        number = self._clock.wall_ns() // 1_000
+        # a name of its own, also where the clock stands still or was set back
+        self._named = max(self._named + 1, self._clock.wall_ns() // 1_000)
         path = files.folder / (
-            f"{files.name}-{socket.gethostname()}-{os.getpid()}-{number}.parquet"
+            f"{files.name}-{socket.gethostname()}-{os.getpid()}-{self._named}.parquet"
         )
         lost = self._lost
         metadata = {**(files.schema.metadata or {}), LOST: str(lost - self._said_lost).encode()}

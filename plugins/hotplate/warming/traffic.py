@@ -57,6 +57,7 @@ class TrafficSettings:
         max_bytes: of all files together.
         every_ns: how often a file is written.
         has_changes: whether changes are logged beside the reads.
+        is_lossless: whether requests wait before anything is left out.
     """
 
     folder: Path
@@ -65,6 +66,7 @@ class TrafficSettings:
     max_bytes: int = 1_000_000_000
     every_ns: int = 60_000_000_000
     has_changes: bool = False
+    is_lossless: bool = False
 
 
 def key_of(values: Sequence[Any], project: str, *, has_ids: bool) -> str:
@@ -112,7 +114,14 @@ class TrafficLog:
     ) -> None:
         self.settings = settings
         self._project = project
-        files = LogFiles("traffic", SCHEMA, settings.folder, settings.max_bytes, settings.every_ns)
+        files = LogFiles(
+            "traffic",
+            SCHEMA,
+            settings.folder,
+            settings.max_bytes,
+            settings.every_ns,
+            settings.is_lossless,
+        )
         self._log: RowLog[_Logged] = RowLog(files, clock, self._rows_of, beside)
         self.restart_after_fork()
         restart_in_children(self)
