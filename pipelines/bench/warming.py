@@ -32,9 +32,10 @@ from feast import FeatureStore
 
 import hotplate
 from hotplate.embedded import EmbeddedServer
+from hotplate.sizes import format_bytes
 from hotplate.warming.selection import SelectionSpec, select
 from hotplate.warming.traffic import SCHEMA
-from pipelines.bench.children import started
+from pipelines.bench.children import said, started
 from pipelines.bench.line import Line
 from pipelines.bench.measure import Spread, percentile
 from pipelines.bench.place import VIEWS, Place, features_of, rows_of, write
@@ -49,6 +50,8 @@ _WINDOW: Final = 1_000
 _TWO_POINTS: Final = 0.02
 _LIVE: Final = 4_000  # of which 40 are slower than the 99th percentile
 _HOUR_US: Final = 3_600_000_000
+_PART: Final = 5_000_000  # logged reads in a file
+_ENTITIES: Final = 3_000_000
 _FEATURES: Final = features_of()
 Ids = npt.NDArray[np.int64]
 
@@ -60,7 +63,7 @@ def warming(data: Path, rounds: int, *, is_short: bool = False) -> list[Line]:
     with _place(entities) as place:
         lines = _restarts(place, asked, 1 if is_short else min(rounds, 3))
         lines.append(_beside(place, entities, 2 if is_short else rounds))
-    lines.append(_selection(200_000 if is_short else 5_000_000, rounds=1 if is_short else 3))
+    lines.append(_selection(200_000 if is_short else 100_000_000, rounds=1 if is_short else 3))
     for name, column in _FORETOLD:
         lines += _foretold(data / f"{name}.parquet", column, limit=100_000 if is_short else None)
     return lines
@@ -289,21 +292,44 @@ def _write_log(folder: Path, ids: Ids, at_us: Ids, name: str) -> None:
     pq.write_table(table, folder / f"traffic-{name}.parquet", compression="zstd")
 
 
+_SELECT = """
+import json, sys, time
+from datetime import datetime
+from pathlib import Path
+from hotplate.warming.selection import SelectionSpec, select
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+before = peak()
+print("ready", flush=True)
+began_s = time.perf_counter()
+(chosen,) = select(Path(sys.argv[1]), SelectionSpec(datetime.fromisoformat(sys.argv[2]))).values()
+print(json.dumps([time.perf_counter() - began_s, before, peak(), len(chosen.keys)]), flush=True)
+"""
+
+
 def _selection(reads: int, rounds: int) -> Line:
-    """From a log of seven days to its hottest entities."""
+    """From a log of seven days, of up to three million entities, to its hottest ones.
+
+    Each time in a process of its own, for the memory that it takes.
+    """
     rng = np.random.default_rng(0)
     now = datetime(2026, 11, 30, 9, tzinfo=UTC)
-    rates = []
+    rates, peaks, before, entities = [], [], 0, 0
     with tempfile.TemporaryDirectory(prefix="hotplate-log-") as folder:
-        for part in range(5):
-            count = reads // 5
-            ids = np.minimum(rng.pareto(0.9, count).astype(np.int64), 400_000)
+        for part, start in enumerate(range(0, reads, _PART)):
+            count = min(_PART, reads - start)
+            # ranks of a Zipf law with the exponent 0.9
+            ids = (_ENTITIES * rng.random(count) ** 10).astype(np.int64)
             at_us = int(now.timestamp() * 1e6) - rng.integers(1, 7 * 24 * _HOUR_US, count)
             _write_log(Path(folder), ids, np.sort(at_us), str(part))
         for _ in range(rounds):
-            began_s = time.perf_counter()
-            select(Path(folder), SelectionSpec(now))
-            rates.append(reads / (time.perf_counter() - began_s))
+            with started(_SELECT, folder, now.isoformat()) as process:
+                seconds, before, peak, entities = said(process)
+            rates.append(reads / seconds)
+            peaks.append(peak)
     found = Spread.of(rates)
     return Line(
         f"warming: the hottest entities of {reads:,} logged reads",
@@ -311,7 +337,8 @@ def _selection(reads: int, rounds: int) -> Line:
         f"{found.low / 1e6:.1f} to {found.high / 1e6:.1f}",
         ">= 1 M reads/s",
         found.median >= 1e6,
-        "",
+        f"{entities:,} entities of {_ENTITIES:,} kept; {format_bytes(max(peaks))} at the most, "
+        f"{format_bytes(before)} of them before it began",
     )
 
 
