@@ -32,9 +32,11 @@ from feast import FeatureStore
 
 import hotplate
 from hotplate.embedded import EmbeddedServer
+from hotplate.operations.warm import Warming, WarmPlan
 from hotplate.sizes import format_bytes
 from hotplate.warming.selection import SelectionSpec, select
 from hotplate.warming.traffic import SCHEMA
+from hotplate.warming.warmer import Batch, WarmingRate
 from pipelines.bench.children import said, started
 from pipelines.bench.line import Line
 from pipelines.bench.measure import Spread, percentile
@@ -50,6 +52,7 @@ _WINDOW: Final = 1_000
 _TWO_POINTS: Final = 0.02
 _LIVE: Final = 4_000  # of which 40 are slower than the 99th percentile
 _HOUR_US: Final = 3_600_000_000
+_ALLOWED: Final = 2_000  # rows a second
 _PART: Final = 5_000_000  # logged reads in a file
 _ENTITIES: Final = 3_000_000
 _FEATURES: Final = features_of()
@@ -63,6 +66,7 @@ def warming(data: Path, rounds: int, *, is_short: bool = False) -> list[Line]:
     with _place(entities) as place:
         lines = _restarts(place, asked, 1 if is_short else min(rounds, 3))
         lines.append(_beside(place, entities, 2 if is_short else rounds))
+        lines.append(_busiest_second(place, entities, 2 if is_short else 5))
     lines.append(_selection(200_000 if is_short else 100_000_000, rounds=1 if is_short else 3))
     for name, column in _FORETOLD:
         lines += _foretold(data / f"{name}.parquet", column, limit=100_000 if is_short else None)
@@ -261,6 +265,42 @@ def _beside(place: Place, entities: int, rounds: int) -> Line:
         found.median <= 1.2,
         f"{statistics.median(alone_us):,.0f} us against {statistics.median(beside_us):,.0f} us, "
         f"at {0.2 * peak:,.0f} rows/s",
+    )
+
+
+def _busiest_second(place: Place, entities: int, seconds: int) -> Line:
+    """The most rows that a warmer has read in any second, against what it was allowed."""
+    folder = "warming-busiest"
+    store = place.open(folder, {"type": "redis", **place.address}, {"ttl_map": {"default": "1h"}})
+    hot = hotplate.of(store)
+    rehearsal, limit = hot.rehearsal(), _ALLOWED
+    (kind,) = rehearsal.kinds.values()
+    count = min(entities, seconds * limit // len(kind.views))
+    plan = WarmPlan(
+        {kind.entity: [(user,) for user in range(count)]}, {kind.entity: kind.views}, {}
+    )
+    seen: list[tuple[float, int]] = []
+    read = rehearsal.read
+
+    def noted(batch: Batch) -> None:
+        seen.append((time.monotonic(), batch.reads))
+        read(batch)
+
+    rehearsal.read = noted  # type: ignore[method-assign]
+    rate = WarmingRate(limit, first=1.0, most=1.0, ramp_s=0)
+    for _ in Warming(rehearsal, rate).run(plan):
+        pass
+    hot.close()
+    most = max(
+        sum(reads for at_s, reads in seen if began_s <= at_s < began_s + 1) for began_s, _ in seen
+    )
+    return Line(
+        "warming: rows read in the busiest second",
+        f"{most / limit:.2f} of the limit",
+        "",
+        "<= 1",
+        most <= limit,
+        f"{most:,} against {limit:,}, over {seen[-1][0] - seen[0][0]:.0f} s",
     )
 
 

@@ -151,7 +151,7 @@ class Pool:
         Raises:
             ServerError: as `ask`; a refusal of any of it, too.
         """
-        topology, term = self._find(), self._term
+        topology, term = self._topology or self._find(), self._term
         if topology.slots:
             asked = [(commands.key, command) for command in commands.parts]
             replies = self.ask([*asked, *((key, ("GET", key)) for key in keys)])
@@ -300,7 +300,9 @@ class Pool:
         """Keep a wire for the next one, unless it was taken, or begun, before `drop`."""
         connector = self._connector
         with connector.lock:
-            idle = self._idle.setdefault(node, [])
+            idle = self._idle.get(node)
+            if idle is None:
+                idle = self._idle[node] = []
             if term == self._term and len(idle) < _IDLE_MAX:
                 idle.append(wire)
                 connector.tell()

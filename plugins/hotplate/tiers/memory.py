@@ -162,7 +162,7 @@ class MemoryTier:
         getsizeof = sys.getsizeof
         added: dict[int, list[int]] = {}  # token -> entries, bytes; none for a retired token
         with self._lock:
-            room = most_entries - len(self)
+            room = most_entries - len(rows.lru) - len(absent.lru)
             for key, row, version in items:
                 token = token_of(key)
                 counts = added.get(token)

@@ -264,7 +264,7 @@ class SharedTier:
             for (view, place), generation in zip(places.items(), generations, strict=True)
         }
         found: list[Found] = []
-        add, head_bytes = found.append, HEAD.size
+        add, head_bytes, stamp_bytes = found.append, HEAD.size, _STAMP_BYTES
         for (view, _), at, entry in zip(asked, keys, entries, strict=True):
             identity, origin = origins[view]
             row = None
@@ -274,9 +274,10 @@ class SharedTier:
                     age_us = server_us - read_server_us
                     if age_us < 0:
                         self.rejected += 1  # the server's clock went back
-                    stamp_ns = now_ns - max(age_us, wall_us - read_wall_us) * 1_000
+                    by_wall_us = wall_us - read_wall_us
+                    stamp_ns = now_ns - (age_us if age_us > by_wall_us else by_wall_us) * 1_000
                     if age_us >= 0 and stamp_ns > 0:  # with the stamp that it would have here
-                        row = stamp_ns.to_bytes(_STAMP_BYTES, "big") + entry[BODY_AT:]
+                        row = stamp_ns.to_bytes(stamp_bytes, "big") + entry[BODY_AT:]
                 elif entry[:1] == LEASE:
                     add(_BUSY)
                     continue
