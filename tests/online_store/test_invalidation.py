@@ -51,6 +51,21 @@ def test_write_to_online_store_is_seen_at_once(repo: Repo) -> None:
     assert read(repo) == 20
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 10, 11])
+def test_every_row_of_a_large_write_is_forgotten(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """They are forgotten in parts, of which none may be left out."""
+    monkeypatch.setattr("hotplate.serving.runtime._FORGOTTEN_AT_ONCE", at_once)
+    users = list(range(10))
+    repo.write("v", user_id=users, age=users, event_time=[EARLY] * 10)
+    entities = [{"user_id": user} for user in users]
+    repo.hot.get_online_features(AGE, entities)
+    ages = [user + 100 for user in users]
+    repo.write("v", repo.hot, user_id=users, age=ages, event_time=[LATE] * 10)
+    assert repo.hot.get_online_features(AGE, entities).to_dict()["age"] == ages
+
+
 def test_older_rows_and_corrections_end_where_the_bare_store_ends(repo: Repo) -> None:
     """Which row wins is the wrapped store's affair: SQLite the last, Redis the newest."""
     for moment, age in ((LATE, 20), (EARLY, 5), (LATE, 21), (LATE + timedelta(seconds=1), 22)):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from feast import FeatureStore, RepoConfig
 from feast.infra.online_stores.helpers import compute_versioned_name
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime"]
 
+_FORGOTTEN_AT_ONCE: Final = 5_000
 _log = logging.getLogger("hotplate")
 
 
@@ -322,8 +323,11 @@ class Runtime:
         is_known = bool(self.domain.views_named(self.project, table.name))
         if not (is_known or is_said or self.shared()):
             return  # nobody here has read the view yet, as in a job that only writes
-        shaped = shapes_and_values(row[0] for row in data)
-        self._forget(table, shaped, self._versions(table), is_heard=is_said, cause="write")
+        versions = self._versions(table)
+        # in parts: what lives through a large write makes the garbage collector walk all its rows
+        for at in range(0, len(data), _FORGOTTEN_AT_ONCE):
+            shaped = shapes_and_values(row[0] for row in data[at : at + _FORGOTTEN_AT_ONCE])
+            self._forget(table, shaped, versions, is_heard=is_said, cause="write")
 
     def note_changed(
         self,
