@@ -26,6 +26,7 @@ import hotplate
 from hotplate import CachePolicy, PolicyError, Tier
 from hotplate.clock import SYSTEM_CLOCK
 from hotplate.embedded import EmbeddedServer
+from hotplate.invalidation.announcer import Announcer
 from hotplate.invalidation.channel import LEASE_NS
 from hotplate.invalidation.messages import ENTITIES_MAX, Change, decode, encode
 from hotplate.keys import (
@@ -35,9 +36,10 @@ from hotplate.keys import (
     shape_and_values,
     shapes_and_values,
 )
+from hotplate.servers.redis import RedisServer
 from pipelines.lab.programs import redis_server
 
-from ..stores import CACHED, MERCHANT, USER, Repo
+from ..stores import CACHED, MERCHANT, USER, Repo, await_
 
 EVENT = {"default": {"ttl": "1h", "coherence": "event"}}
 AGE = ["v:age"]
@@ -497,3 +499,72 @@ def test_keys_of_every_type_are_heard(tmp_path: Path, server: EmbeddedServer) ->
         until(lambda: see().freshness()["m"][0].tier is Tier.MEMORY)
     assert hotplate.of(repo.hot).stats().groups["m"].invalidated >= 2
     repo.cache.runtime.coherence.close()
+
+
+def test_a_connection_that_was_closed_while_idle_delays_nothing(own_server: EmbeddedServer) -> None:
+    """By the server, or by what lies between: the message goes over a new one at once."""
+    announcer = Announcer(RedisServer(own_server.connection_string), "topic")
+    announcer.announce([b"first"])
+    with redis_client.Redis(port=own_server.port) as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    announcer.announce([b"second"])
+    assert (announcer.sent, announcer.pending, announcer.errors) == (2, 0, 0)
+    announcer.close()
+
+
+_ENDS = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import pandas as pd, redis
+from feast import FeatureStore
+store = FeatureStore(repo_path=sys.argv[1])
+def write(user, age):
+    frame = pd.DataFrame({"user_id": [user], "age": [age], "event_time": [pd.Timestamp.now("UTC")]})
+    store.write_to_online_store("v", frame)
+write(8, 1)
+redis.Redis(port=int(sys.argv[2])).client_kill_filter(_type="normal", skipme=True)
+write(7, 777)
+"""
+
+
+@pytest.mark.heavy
+def test_a_process_that_ends_has_told_the_others(
+    make_repo: Callable[..., Repo], own_server: EmbeddedServer
+) -> None:
+    """Its last write met connections that were closed: neither memory nor the shared tier keeps
+    what was there before."""
+    settings = {"shared": {"connection_string": own_server.connection_string, "timeout": "2s"}}
+    event = {"default": {"ttl": "1h", "coherence": "event"}}
+    repo = make_repo(settings=settings, ttl_map=event)
+    repo.apply(USER, repo.view("v", {"age": Int64}))
+    repo.write("v", user_id=[7, 8], age=[1, 1])
+    online = {"type": CACHED, "store": dict(repo.online), "ttl_map": event, **settings}
+    said = {
+        "project": repo.project,
+        "provider": "local",
+        "registry": str(repo.folder / "registry.db"),
+        "online_store": online,
+        "offline_store": {"type": "file"},
+        "entity_key_serialization_version": 3,
+    }
+    folder = repo.folder / "job"
+    folder.mkdir()
+    (folder / "feature_store.yaml").write_text(yaml.safe_dump(said))
+
+    def read(store: Any) -> Any:
+        return store.get_online_features(["v:age"], {"user_id": [7]}).to_dict()["age"][0]
+
+    def is_warm() -> bool:
+        read(repo.hot)
+        return hotplate.of(repo.hot).stats().groups["v"].hits_memory > 0
+
+    await_(is_warm)
+    done = subprocess.run(
+        [sys.executable, "-c", _ENDS, str(folder), str(own_server.port)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    await_(lambda: read(repo.hot) == 777, 5)
+    assert read(repo.open_hot()) == 777

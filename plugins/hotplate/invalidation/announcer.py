@@ -10,6 +10,7 @@ the last seconds is said again to its successor.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -32,6 +33,8 @@ _BATCH: Final = 64
 _QUEUE_MAX: Final = 1_024
 _RETRY_S: Final = 0.25
 _REMEMBERED_S: Final = 5.0
+_SETTLE_S: Final = 1.0
+_POLL_S: Final = 0.01
 _log = logging.getLogger("hotplate.channel")
 
 
@@ -51,6 +54,7 @@ class Announcer:
     def __init__(self, server: RedisServer, topic: str) -> None:
         self._server = server
         self._topic = topic.encode()
+        self._settles = False
         self.sent = self.errors = self.heard_by = 0
         self._reset()
         restart_in_children(self)
@@ -83,22 +87,37 @@ class Announcer:
                 self._flush()
 
     def _flush(self) -> None:
-        """Send what is queued; the caller holds the lock."""
+        """Send what is queued; the caller holds the lock.
+
+        A connection that was closed while nobody used it is made anew at once.
+        """
+        was_idle, began_s = bool(self._wires), time.monotonic()
         try:
-            while self._queue:
-                wire = self._connected()
-                batch = self._queue[:_BATCH]
-                wire.send(*((self._verb, self._topic, message) for message in batch))
-                for _ in batch:
-                    self.heard_by = int(wire.read())
-                del self._queue[: len(batch)]
-                self.sent += len(batch)
-                now_s = time.monotonic()
-                self._said.extend((now_s, message) for message in batch)
+            try:
+                self._send()
+            except CommandRefused:
+                raise
+            except ServerError:
+                if not was_idle or time.monotonic() - began_s > _TIMEOUT_S / 2:
+                    raise
+                self._disconnect()
+                self._send()
         except ServerError as error:
             self.errors += 1
             self._disconnect()
             self._retry_later(error)
+
+    def _send(self) -> None:
+        while self._queue:
+            wire = self._connected()
+            batch = self._queue[:_BATCH]
+            wire.send(*((self._verb, self._topic, message) for message in batch))
+            for _ in batch:
+                self.heard_by = int(wire.read())
+            del self._queue[: len(batch)]
+            self.sent += len(batch)
+            now_s = time.monotonic()
+            self._said.extend((now_s, message) for message in batch)
 
     def _connected(self) -> Wire:
         if not self._wires:
@@ -158,6 +177,9 @@ class Announcer:
         thread = threading.Thread(
             target=_retry, args=(weakref.ref(self),), name="hotplate-announcer", daemon=True
         )
+        if not self._settles:  # a process that ends must not leave it to nobody
+            self._settles = True
+            atexit.register(_settle, weakref.ref(self))
         try:
             thread.start()
             self._retrying = thread
@@ -183,8 +205,15 @@ class Announcer:
             for message in encode(origin, view, None, is_owed=is_owed)
         ]
 
+    def settle(self) -> None:
+        """Wait until the server has taken everything, for a second at the most."""
+        until_s = time.monotonic() + _SETTLE_S
+        while self._queue and self._retrying is not None and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+
     def close(self) -> None:
-        """Give up the connection."""
+        """Give up the connection, once all is said that can be."""
+        self.settle()
         with self._lock:
             self._disconnect()
 
@@ -193,6 +222,12 @@ class Announcer:
         leave_behind(*self._wires)
         self._wires.clear()
         self._reset()
+
+
+def _settle(reference: weakref.ref[Announcer]) -> None:
+    announcer = reference()
+    if announcer is not None:
+        announcer.settle()
 
 
 def _retry(reference: weakref.ref[Announcer]) -> None:

@@ -43,10 +43,12 @@ Reference: leases after Nishtala et al., "Scaling Memcache at Facebook" (NSDI 20
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import struct
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -92,6 +94,7 @@ _LONGEST_MS: Final = 24 * 3_600_000
 _BATCH: Final = 500
 _PATIENT_S: Final = 1.0
 _REACH_S: Final = 0.05
+_SETTLE_S: Final = 1.0
 _HEADS_MAX: Final = 1_024
 _ROW_PREFIX_LEN: Final = len(b"hotplate:row:")
 _VERSION_BYTE: Final = bytes([VERSION])
@@ -141,6 +144,7 @@ class SharedTier:
         self._places: dict[View, Place] = {}
         self._heads: dict[tuple[bytes, ...], Packed] = {}
         self._debts = Debts(EVERY_VIEW)
+        self._settles = False
         self.rejected = self.too_large = self.refused = self.errors = 0
         self._lease_ms = max(1, int(bounds.lease_s * 1000))
         self._seldom: dict[str, Seldom] = {}
@@ -490,9 +494,15 @@ class SharedTier:
             self._carry_out(keys, fields)
         except ServerError as error:
             self.errors += 1
-            self._debts.add(keys, fields)
+            self._owe(keys, fields)
             self._breaker.failed(error)
             self._say("forget", "the shared tier is left alone, invalidations wait: %s", error)
+
+    def _owe(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> None:
+        self._debts.add(keys, fields)
+        if not self._settles:  # a process that ends must not leave it to nobody
+            self._settles = True
+            atexit.register(_settle, weakref.ref(self))
 
     def _carry_out(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> None:
         if fields:
@@ -510,7 +520,7 @@ class SharedTier:
     def _owe_if_open(self, keys: Sequence[bytes], fields: Sequence[bytes]) -> bool:
         if self.is_usable:
             return False
-        self._debts.add(keys, fields)
+        self._owe(keys, fields)
         self._breaker.keep_probing()  # one that is just ending may not have seen it
         return True
 
@@ -554,9 +564,23 @@ class SharedTier:
             last_error=self._breaker.last_error,
         )
 
+    def settle(self) -> None:
+        """Wait until nothing is owed to the server, for a second at the most."""
+        until_s = time.monotonic() + _SETTLE_S
+        while self._debts and time.monotonic() < until_s:
+            self._breaker.keep_probing()
+            time.sleep(_REACH_S)
+
     def close(self) -> None:
-        """Close what is idle."""
+        """Close what is idle, once nothing is owed."""
+        self.settle()
         self._pool.drop()
+
+
+def _settle(reference: weakref.ref[SharedTier]) -> None:
+    tier = reference()
+    if tier is not None:
+        tier.settle()
 
 
 def tie_of(row: bytes) -> bytes:
