@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -38,6 +39,7 @@ from hotplate.keys import (
 )
 from hotplate.servers.redis import RedisServer
 from pipelines.lab.programs import redis_server
+from pipelines.lab.proxy import Proxy
 
 from ..stores import CACHED, MERCHANT, USER, Repo, await_
 
@@ -510,6 +512,21 @@ def test_a_connection_that_was_closed_while_idle_delays_nothing(own_server: Embe
     announcer.announce([b"second"])
     assert (announcer.sent, announcer.pending, announcer.errors) == (2, 0, 0)
     announcer.close()
+
+
+def test_who_closes_waits_until_all_is_said(own_server: EmbeddedServer) -> None:
+    """For a moment: a server that answers again within it has been told everything."""
+    with Proxy((own_server.host, own_server.port)) as proxy:
+        announcer = Announcer(RedisServer(proxy.connection_string), "topic")
+        announcer.announce([b"first"])
+        proxy.pause()
+        announcer.announce([b"second"])
+        assert announcer.pending == 1
+        healing = threading.Timer(0.3, proxy.heal)
+        healing.start()
+        announcer.close()
+        assert (announcer.sent, announcer.pending) == (2, 0)
+        healing.join()
 
 
 _ENDS = """
